@@ -1,0 +1,239 @@
+"""The command line: `python -m householder_mcmc [demo | sample MODEL.py] [options]`."""
+
+import argparse
+import contextlib
+import json
+import runpy
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+import householder_mcmc as hm
+from householder_mcmc import item_response, report
+from householder_mcmc.adaptive_mala import ravel_chains, step_chains
+
+SCHEMES = {
+    "none": lambda rank: hm.none(),
+    "diagonal": lambda rank: hm.diagonal(),
+    "dense": lambda rank: hm.dense(),
+    "eigen": hm.eigen,
+    "eigen_isotropic": partial(hm.eigen, tail="isotropic"),
+    "eigen_identity": hm.eigen_identity,
+}
+
+
+class UsageError(Exception):
+    """What the user gave cannot be run."""
+
+
+def main(argv=None) -> int:
+    """Run the command line; return the exit code: 0, or 2 on bad input."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] not in ("demo", "sample", "-h", "--help"):
+        argv = ["demo", *argv]
+    arguments = _parser().parse_args(argv)
+    try:
+        (_demo if arguments.command == "demo" else _sample)(arguments)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="householder_mcmc",
+        description="Sample a posterior with a preconditioner learnt from the chains. Without a command: demo.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="sample a real 501-dimensional posterior and compare schemes")
+    sample = commands.add_parser("sample", help="sample your own model")
+    sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
+    sample.add_argument("--scheme", choices=SCHEMES, default="eigen")
+    sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
+    for command, rank, num_warmup, num_draws in ((demo, 2, 20_000, 5_000), (sample, 3, 10_000, 4_000)):
+        command.add_argument("--rank", type=_positive, default=rank, help="eigenvectors learnt (default %(default)s)")
+        command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
+        command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
+        command.add_argument("--draws", type=_positive, default=num_draws, help="per chain (default %(default)s)")
+        command.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
+        command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
+    return parser
+
+
+def _demo(arguments):
+    logdensity, initial_position, reference = item_response.load()
+    reference = [ravel_pytree(moment)[0] for moment in reference]
+    positions = _initial_positions(initial_position, arguments)
+    summaries, spectra = {}, {}
+    for name in ("diagonal", "eigen"):
+        _, summaries[name], spectra[name] = _run(name, logdensity, positions, arguments, reference)
+    dim = len(reference[0])
+    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries, spectra)
+
+
+def _sample(arguments):
+    logdensity, initial_position = _load_model(arguments.model)
+    positions = _initial_positions(initial_position, arguments)
+    output = arguments.output or arguments.model.with_suffix(".nc" if _has_arviz() else ".npz")
+    if output.suffix not in (".nc", ".npz"):
+        raise UsageError(f"--output must end in .nc or .npz, got {output}.")
+    if output.suffix == ".nc" and not _has_arviz():
+        raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
+    _check_logdensity(logdensity, positions)
+    draws, summary, spectrum = _run(arguments.scheme, logdensity, positions, arguments)
+    _report(str(arguments.model), arguments, {arguments.scheme: summary}, {arguments.scheme: spectrum})
+    _save(draws, output)
+    print(f"draws saved in {output}")
+
+
+def _run(name, logdensity, positions, arguments, reference=None):
+    """Warm up, freeze and sample: named draws (num_chains, num_draws, ...), summary, learnt spectrum."""
+    key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
+    try:
+        scheme = SCHEMES[name](arguments.rank)
+        with _progress(f"{name}: warm-up"):
+            start = time.perf_counter()
+            warmup = hm.warmup(logdensity, scheme, arguments.chains)
+            (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
+            jax.block_until_ready(state)
+            warmup_seconds = time.perf_counter() - start
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+    step_size, preconditioner = parameters["step_size"], parameters["inverse_mass_matrix"]
+
+    def sample(state, keys):
+        def one_step(state, rng_key):
+            state, info = step_chains(rng_key, state, logdensity, step_size, preconditioner)
+            return state, (state.position, info)
+
+        return jax.lax.scan(one_step, state, keys)[1]
+
+    keys = jax.random.split(key_sample, arguments.draws)
+    with _progress(f"{name}: sampling"):
+        compiled = jax.jit(sample).lower(state, keys).compile()
+        start = time.perf_counter()
+        positions, info = jax.block_until_ready(compiled(state, keys))
+        sampling_seconds = time.perf_counter() - start
+
+    summary = report.summarise(
+        np.moveaxis(np.asarray(jax.vmap(ravel_chains)(positions)), 0, 1),
+        acceptance_rate=info.acceptance_rate.mean(),
+        num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
+        num_warmup=arguments.warmup,
+        warmup_seconds=warmup_seconds,
+        sampling_seconds=sampling_seconds,
+        reference=reference,
+    )
+    return _name_draws(positions), summary, report.spectrum(preconditioner)
+
+
+def _report(title, arguments, summaries, spectra):
+    print(f"\n{title}")
+    sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
+    print(f"{sizes}, seed {arguments.seed}\n")
+    print(report.table(summaries), flush=True)
+    if arguments.json:
+        options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
+        arguments.json.write_text(json.dumps({"options": options, "schemes": summaries}, indent=1))
+    if arguments.plot:
+        try:
+            report.figure(summaries, spectra, arguments.plot)
+        except ImportError as error:
+            raise UsageError("--plot needs matplotlib: pip install matplotlib.") from error
+
+
+def _load_model(path):
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    try:
+        model = runpy.run_path(str(path))
+    except Exception as error:
+        raise UsageError(f"{path} does not run: {_one_line(error)}") from error
+    if not callable(model.get("logdensity")):
+        raise UsageError(f"{path} must define a function logdensity(position).")
+    if "initial_position" not in model:
+        raise UsageError(f"{path} must define initial_position: a pytree, or a function of a random key.")
+    return model["logdensity"], model["initial_position"]
+
+
+def _initial_positions(initial_position, arguments):
+    """Starting points with a leading chain axis: one draw per chain of a function, or copies of a pytree."""
+    keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.chains)
+    try:
+        if callable(initial_position):
+            return jax.vmap(initial_position)(keys)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
+    except Exception as error:
+        raise UsageError(f"initial_position cannot be used: {_one_line(error)}") from error
+
+
+def _check_logdensity(logdensity, positions):
+    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    try:
+        value = jax.eval_shape(logdensity, position)
+    except Exception as error:
+        raise UsageError(f"logdensity fails at the initial position: {_one_line(error)}") from error
+    if getattr(value, "shape", None) != ():
+        raise UsageError(f"logdensity must return a scalar, got {value}.")
+
+
+def _name_draws(positions):
+    """Leaves by path: leaves (num_draws, num_chains, ...) as arrays (num_chains, num_draws, ...)."""
+    leaves = jax.tree_util.tree_leaves_with_path(positions)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path) or "x": np.moveaxis(np.asarray(leaf), 0, 1) for path, leaf in leaves}
+
+
+def _save(draws, output):
+    if output.suffix == ".npz":
+        np.savez(output, **draws)
+    else:
+        import arviz
+
+        arviz.convert_to_inference_data(draws).to_netcdf(str(output))
+
+
+def _has_arviz():
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import arviz  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _progress(label):
+    """BlackJAX's progress bar, if its extra is installed."""
+    try:
+        import jaxtap  # noqa: F401
+        import tqdm  # noqa: F401
+    except ImportError:
+        print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
+        return contextlib.nullcontext()
+    return blackjax.progress_bar(label=label)
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _one_line(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

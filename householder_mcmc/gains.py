@@ -1,0 +1,43 @@
+"""Gains: how much of each new increment a learner takes, as optax schedules (count of updates made -> float)."""
+
+from typing import NamedTuple
+
+import optax
+
+__all__ = ["Gains", "power_decay", "growing_memory", "DEFAULT_GAINS", "AUTHORS_GAINS", "STEP_SIZE_GAIN"]
+
+
+def power_decay(exponent: float, coefficient: float = 1.0, offset: float = 0.0) -> optax.Schedule:
+    """coefficient * (t + offset)^-exponent at the t-th update, t = 1, 2, ... (Hird & Livingstone 2026, Algorithm 1)."""
+    return lambda count: coefficient * (count + 1.0 + offset) ** -exponent
+
+
+def growing_memory(forgetting: float) -> optax.Schedule:
+    """forgetting / (t + forgetting) at the t-th update: an average over about the last t / forgetting updates.
+
+    The memory grows with the run, so it outlasts the chain's mixing time, and still forgets the start.
+    """
+    return lambda count: forgetting / (count + 1.0 + forgetting)
+
+
+class Gains(NamedTuple):
+    """The gains of a learner.
+
+    moments: schedule of the mean, the variances and the covariance. oja: schedule of the eigenvectors. relative:
+    whether Oja's increment is divided by the learnt variances, so that `oja` has no scale (a raw increment, the
+    paper's, is as large as the target's variance).
+    """
+
+    moments: optax.Schedule
+    oja: optax.Schedule
+    relative: bool = True
+
+
+DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0))
+
+# What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
+# only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.
+AUTHORS_GAINS = Gains(moments=power_decay(0.7, offset=1.0), oja=power_decay(0.7), relative=False)
+
+# Of the step on log sigma, in the default and in the authors' settings.
+STEP_SIZE_GAIN = power_decay(0.7, offset=1.0)

@@ -1,0 +1,125 @@
+"""Preconditioned Metropolis-adjusted Langevin algorithm, in BlackJAX's shape.
+
+The proposal is y = x + step_size L L^T grad log pi(x) + sqrt(2 step_size) L xi: BlackJAX's convention, with
+step_size = sigma^2 / 2 in the notation of Hird & Livingstone (2026), Appendix B. In whitened coordinates the proposal
+and its reverse need one product with L and two with L^T, and no inverse.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
+from blackjax.mcmc.mala import MALAState
+from blackjax.mcmc.proposal import static_binomial_sampling
+from blackjax.types import Array, ArrayLikeTree, PRNGKey
+from jax.flatten_util import ravel_pytree
+
+from householder_mcmc.preconditioners import as_preconditioner
+
+__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "require_finite"]
+
+
+class MALAInfo(NamedTuple):
+    """What happened in a transition.
+
+    acceptance_rate (): probability of accepting the proposal, 0 if it was not finite.
+    is_accepted (): whether the proposal was accepted.
+    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite at the proposal.
+    """
+
+    acceptance_rate: Array
+    is_accepted: Array
+    is_nonfinite: Array
+
+
+def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
+    """The state at a position (any pytree of floating point arrays).
+
+    Raises
+    ------
+    ValueError
+        If the log-density or its gradient is not finite there, unless they are traced.
+    """
+    logdensity, logdensity_grad = jax.value_and_grad(logdensity_fn)(position)
+    state = MALAState(position, logdensity, logdensity_grad)
+    require_finite(state)
+    return state
+
+
+def build_kernel() -> Callable:
+    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
+
+    def kernel(
+        rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
+    ) -> tuple[MALAState, MALAInfo]:
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
+        preconditioner = as_preconditioner(inverse_mass_matrix)
+        key_noise, key_accept = jax.random.split(rng_key)
+        x, unravel = ravel_pytree(state.position)
+
+        def drift(logdensity_grad):
+            return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
+
+        noise = jax.random.normal(key_noise, x.shape, x.dtype)
+        move = drift(state.logdensity_grad) + jnp.sqrt(2 * step_size) * noise
+        position = unravel(x + preconditioner.apply(move))
+        proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
+
+        # the whitened noise of the reverse move is -(move + drift(proposal)) / sqrt(2 step_size)
+        reverse = (move + drift(proposal.logdensity_grad)) / jnp.sqrt(2 * step_size)
+        log_q_ratio = (jnp.sum(noise**2) - jnp.sum(reverse**2)) / 2
+        log_ratio = proposal.logdensity - state.logdensity + log_q_ratio
+
+        is_nonfinite = ~_is_finite(proposal)
+        log_ratio = jnp.where(is_nonfinite | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+        state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(key_accept, log_ratio, state, proposal)
+        return state, MALAInfo(acceptance_rate, is_accepted, is_nonfinite)
+
+    return kernel
+
+
+def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_matrix) -> SamplingAlgorithm:
+    """Preconditioned MALA as a BlackJAX `SamplingAlgorithm`.
+
+    Parameters
+    ----------
+    logdensity_fn
+        Position -> log-density up to a constant.
+    step_size
+        sigma^2 / 2, positive.
+    inverse_mass_matrix
+        L L^T, in any form that `as_preconditioner` takes.
+
+    Examples
+    --------
+    .. code::
+
+        kernel = hm.mala(logdensity_fn, step_size=0.1, inverse_mass_matrix=variances)
+        state = kernel.init(position)
+        state, info = jax.jit(kernel.step)(rng_key, state)
+    """
+    return build_sampling_algorithm(
+        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
+    )
+
+
+def require_finite(state: MALAState) -> None:
+    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient, unless traced."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        return
+    batched = jax.vmap(_is_finite) if jnp.ndim(state.logdensity) else _is_finite
+    is_finite = np.atleast_1d(batched(state))
+    if not is_finite.all():
+        chains = np.flatnonzero(~is_finite).tolist()
+        where = f" of chains {chains}" if jnp.ndim(state.logdensity) else ""
+        raise ValueError(
+            "the log-density and its gradient must be finite at the start, "
+            f"got log-density {np.asarray(state.logdensity)}; the start{where} is outside the support or overflows."
+        )
+
+
+def _is_finite(state):
+    return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(ravel_pytree(state.logdensity_grad)[0]))

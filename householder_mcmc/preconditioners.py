@@ -1,0 +1,167 @@
+"""Linear preconditioners L, as arrays: the proposal covariance is sigma^2 L L^T.
+
+L L^T is what BlackJAX calls the inverse mass matrix. Each class is a NamedTuple of arrays (it passes through jit, vmap,
+scan and disk) with `apply` (L z), `apply_transpose` (L^T g) and `to_dense`. Another map is another such class:
+`Preconditioner` is a protocol, not a base class.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from blackjax.mcmc.metrics import LowRankInverseMassMatrix
+from jax import Array
+
+from householder_mcmc.reflections import CompactReflections, SequentialReflections
+
+__all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner"]
+
+
+@runtime_checkable
+class Preconditioner(Protocol):
+    """A linear map L on vectors of length d."""
+
+    def apply(self, z: Array) -> Array:
+        """L @ z for z (d,)."""
+
+    def apply_transpose(self, g: Array) -> Array:
+        """L.T @ g for g (d,)."""
+
+    def to_dense(self) -> Array:
+        """L as a (d, d) array: for tests."""
+
+
+class Diagonal(NamedTuple):
+    """L = diag(scales). scales (d,): positive standard deviations. O(d)."""
+
+    scales: Array
+
+    def apply(self, z: Array) -> Array:
+        return self.scales * z
+
+    def apply_transpose(self, g: Array) -> Array:
+        return self.scales * g
+
+    def to_dense(self) -> Array:
+        return jnp.diag(self.scales)
+
+
+class Dense(NamedTuple):
+    """L = cholesky. cholesky (d, d): any square root of the covariance, lower triangular by custom. O(d^2)."""
+
+    cholesky: Array
+
+    def apply(self, z: Array) -> Array:
+        return _dot(self.cholesky, z)
+
+    def apply_transpose(self, g: Array) -> Array:
+        return _dot(g, self.cholesky)
+
+    def to_dense(self) -> Array:
+        return self.cholesky
+
+
+class LowRank(NamedTuple):
+    """L = diag(scales) (I + V^T (diag(eigenvalues)^(1/2) - I) V): a diagonal times a symmetric low-rank update.
+
+    L L^T is BlackJAX's `LowRankInverseMassMatrix(sigma=scales, U=V.T, lam=eigenvalues)`. O(rank d).
+
+    scales (d,): positive. eigenvectors (rank, d): V, orthonormal rows. eigenvalues (rank,): positive variances along
+    them after division by `scales`.
+    """
+
+    scales: Array
+    eigenvectors: Array
+    eigenvalues: Array
+
+    @classmethod
+    def from_covariance(cls, diagonal: Array, factor: Array) -> "LowRank":
+        """The L with L L^T = diag(diagonal) + factor^T factor. O(rank^2 d).
+
+        diagonal (d,): positive variances. factor (rank, d), rank <= d. Raises ValueError on other shapes.
+        """
+        diagonal, factor = jnp.asarray(diagonal), jnp.asarray(factor)
+        if diagonal.ndim != 1 or factor.ndim != 2 or not 1 <= factor.shape[0] <= factor.shape[1] == diagonal.shape[0]:
+            raise ValueError(
+                "diagonal must have shape (d,) and factor (rank, d) with 1 <= rank <= d, "
+                f"got {diagonal.shape} and {factor.shape}."
+            )
+        scales = jnp.sqrt(diagonal)
+        _, singular_values, eigenvectors = jnp.linalg.svd(factor / scales, full_matrices=False)
+        return cls(scales, eigenvectors, 1 + singular_values**2)
+
+    def apply(self, z: Array) -> Array:
+        return self.scales * self._root(z)
+
+    def apply_transpose(self, g: Array) -> Array:
+        return self._root(self.scales * g)
+
+    def to_dense(self) -> Array:
+        return _to_dense(self, self.scales)
+
+    def _root(self, x):
+        stretch = jnp.sqrt(self.eigenvalues) - 1
+        return x + _dot(stretch * _dot(self.eigenvectors, x), self.eigenvectors)
+
+
+class Householder(NamedTuple):
+    """L = Q diag(scales): the preconditioner of Hird & Livingstone (2026), Section 2. O(rank d).
+
+    rotation: Q, from `reflections.compact` or `reflections.sequential`. scales (d,): positive standard deviations along
+    the columns of Q, the learnt eigenvectors first.
+    """
+
+    rotation: CompactReflections | SequentialReflections
+    scales: Array
+
+    def apply(self, z: Array) -> Array:
+        return self.rotation.apply(self.scales * z)
+
+    def apply_transpose(self, g: Array) -> Array:
+        return self.scales * self.rotation.apply_transpose(g)
+
+    def to_dense(self) -> Array:
+        return _to_dense(self, self.scales)
+
+
+def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
+    """The preconditioner L with L L^T equal to a BlackJAX inverse mass matrix.
+
+    Parameters
+    ----------
+    inverse_mass_matrix
+        (d,) variances, a (d, d) covariance, a BlackJAX `LowRankInverseMassMatrix`, or a preconditioner, which is
+        returned as it is. A (d, d) array costs a Cholesky factorisation, O(d^3), at every call.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    ValueError
+        If an array has another shape.
+    """
+    if isinstance(inverse_mass_matrix, LowRankInverseMassMatrix):
+        sigma, u, lam = inverse_mass_matrix
+        return LowRank(sigma, u.T, lam)
+    if isinstance(inverse_mass_matrix, Preconditioner):
+        return inverse_mass_matrix
+    try:
+        array = jnp.asarray(inverse_mass_matrix)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "inverse_mass_matrix must be a (d,) or (d, d) array, a LowRankInverseMassMatrix or a preconditioner, "
+            f"got {type(inverse_mass_matrix).__name__}."
+        ) from error
+    if array.ndim == 1:
+        return Diagonal(jnp.sqrt(array))
+    if array.ndim == 2 and array.shape[0] == array.shape[1]:
+        return Dense(jnp.linalg.cholesky(array))
+    raise ValueError(f"inverse_mass_matrix must have shape (d,) or (d, d), got {array.shape}.")
+
+
+def _to_dense(preconditioner, like):
+    return jax.vmap(preconditioner.apply, out_axes=1)(jnp.eye(like.shape[0], dtype=like.dtype))
+
+
+def _dot(a, b):
+    return jnp.matmul(a, b, precision="highest")

@@ -1,0 +1,182 @@
+r"""Orthogonal Q whose first `rank` columns are given eigenvectors; never a (d, d) array.
+
+Q = H_m ... H_1 diag(signs, 1) with H_k = I - 2 u_k u_k^T and u_k along H_{k-1} ... H_1 e_k - s_k v_k.
+
+Source: Hird & Livingstone (2026), Definition 3 and equation (1). Differs from it in the signs: s_k is chosen so that
+u_k is long (the paper's s_k = 1 is 0/0 where e_k is already v_k, and loses digits near there), and the signs are folded
+back, so that column k of Q is exactly v_k.
+
+`sequential` stores the normals and reflects one by one: the paper's form. `compact` stores nothing of size d beyond the
+eigenvectors: the product of the reflections is I + W K W^T with W = V^T diag(s) - E and K = (B - I)^{-1}, where E is
+the first `rank` columns of I and B = diag(s) V E. Both give the same Q.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+__all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
+
+
+class SequentialReflections(NamedTuple):
+    """Q as a product of reflections, applied one by one.
+
+    normals (rank, d): row k is the unit normal of H_k. signs (rank,): +1 or -1.
+    """
+
+    normals: Array
+    signs: Array
+
+    def apply(self, x: Array) -> Array:
+        """Q @ x for x (d,). O(rank d), `rank` dependent passes over x."""
+        return lax.scan(_reflect, _flip(x, self.signs), self.normals)[0]
+
+    def apply_transpose(self, x: Array) -> Array:
+        """Q.T @ x for x (d,). O(rank d), `rank` dependent passes over x."""
+        reflected, _ = lax.scan(_reflect, x, self.normals, reverse=True)
+        return _flip(reflected, self.signs)
+
+    def to_dense(self) -> Array:
+        """Q as a (d, d) array: for tests."""
+        return _to_dense(self, self.normals)
+
+
+class CompactReflections(NamedTuple):
+    """Q as one rank-m update of the identity.
+
+    eigenvectors (rank, d): row k is column k of Q. signs (rank,): +1 or -1. core (rank, rank): K.
+    """
+
+    eigenvectors: Array
+    signs: Array
+    core: Array
+
+    def apply(self, x: Array) -> Array:
+        """Q @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
+        return self._update(_flip(x, self.signs), self.core)
+
+    def apply_transpose(self, x: Array) -> Array:
+        """Q.T @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
+        return _flip(self._update(x, self.core.T), self.signs)
+
+    def to_dense(self) -> Array:
+        """Q as a (d, d) array: for tests."""
+        return _to_dense(self, self.eigenvectors)
+
+    def _update(self, x, core):
+        """x + W core W^T x, with W read off the eigenvectors."""
+        rank = self.signs.shape[0]
+        coordinates = self.signs * _dot(self.eigenvectors, x) - x[:rank]
+        weights = _dot(core, coordinates)
+        return (x + _dot(self.signs * weights, self.eigenvectors)).at[:rank].add(-weights)
+
+
+def sequential(eigenvectors: Array) -> SequentialReflections:
+    """Build Q by a scan over reflections.
+
+    Parameters
+    ----------
+    eigenvectors
+        (rank, d), orthonormal rows, rank <= d.
+
+    Returns
+    -------
+    SequentialReflections. Building costs O(rank^2 d) in `rank^2` dependent passes.
+
+    Raises
+    ------
+    ValueError
+        If `eigenvectors` is not a matrix with 1 <= rank <= d.
+    """
+    eigenvectors = _check(eigenvectors)
+    rank, dim = eigenvectors.shape
+
+    def add_reflection(normals, k_and_eigenvector):
+        k, eigenvector = k_and_eigenvector
+        axis = jnp.zeros(dim, eigenvectors.dtype).at[k].set(1)
+        image, _ = lax.scan(_reflect, axis, normals)  # rows not yet built are zero: they reflect nothing
+        sign = _long_sign(_dot(image, eigenvector))
+        normal = image - sign * eigenvector
+        return normals.at[k].set(normal / jnp.linalg.norm(normal)), sign
+
+    normals, signs = lax.scan(add_reflection, jnp.zeros_like(eigenvectors), (jnp.arange(rank), eigenvectors))
+    return SequentialReflections(normals, signs)
+
+
+def compact(eigenvectors: Array) -> CompactReflections:
+    """Build Q in closed form.
+
+    Parameters
+    ----------
+    eigenvectors
+        (rank, d), orthonormal rows, rank <= d.
+
+    Returns
+    -------
+    CompactReflections. Building costs O(rank^3) and reads only the leading (rank, rank) block.
+
+    Raises
+    ------
+    ValueError
+        If `eigenvectors` is not a matrix with 1 <= rank <= d.
+    """
+    eigenvectors = _check(eigenvectors)
+    rank = eigenvectors.shape[0]
+    block = eigenvectors[:, :rank]
+    signs = _elimination_signs(lax.stop_gradient(block))
+    core = jnp.linalg.inv(signs[:, None] * block - jnp.eye(rank, dtype=block.dtype))
+    return CompactReflections(eigenvectors, signs, core)
+
+
+def _elimination_signs(block):
+    """The signs of the sequential form, from eliminating the (rank, rank) block of leading coordinates.
+
+    After k - 1 steps entry (k, k) is <H_{k-1} ... H_1 e_k, v_k>; the pivot s_k A_kk - 1 has size at least 1.
+    """
+    rank = block.shape[0]
+    index = jnp.arange(rank)
+
+    def eliminate(k, carry):
+        block, signs = carry
+        sign = _long_sign(block[k, k])
+        row = jnp.where(index > k, block[k], 0)
+        column = jnp.where(index > k, block[:, k], 0)
+        block = block - (sign / (sign * block[k, k] - 1)) * column[:, None] * row
+        return block, signs.at[k].set(sign)
+
+    return lax.fori_loop(0, rank, eliminate, (block, jnp.ones_like(block[0])))[1]
+
+
+def _long_sign(overlap):
+    """The sign s with |image - s v| >= sqrt(2), given overlap = <image, v>.
+
+    Orthogonal images (permuted axes, say) take s = 1 whatever the rounding of their overlap.
+    """
+    return jnp.where(overlap > 64 * jnp.finfo(overlap.dtype).eps, -1, 1).astype(overlap.dtype)
+
+
+def _reflect(x, normal):
+    return x - 2 * normal * _dot(normal, x), None
+
+
+def _flip(x, signs):
+    return x.at[: signs.shape[0]].multiply(signs)
+
+
+def _to_dense(rotation, like):
+    return jax.vmap(rotation.apply, out_axes=1)(jnp.eye(like.shape[1], dtype=like.dtype))
+
+
+def _dot(a, b):
+    return jnp.matmul(a, b, precision="highest")
+
+
+def _check(eigenvectors):
+    eigenvectors = jnp.asarray(eigenvectors)
+    if eigenvectors.ndim != 2 or not 1 <= eigenvectors.shape[0] <= eigenvectors.shape[1]:
+        raise ValueError(f"eigenvectors must have shape (rank, d) with 1 <= rank <= d, got {eigenvectors.shape}.")
+    if not jnp.issubdtype(eigenvectors.dtype, jnp.floating):
+        raise ValueError(f"eigenvectors must be floating point, got {eigenvectors.dtype}.")
+    return eigenvectors

@@ -1,0 +1,295 @@
+"""What is learnt: schemes that turn the draws of many chains into one preconditioner.
+
+A `Scheme` is three pure functions and knows nothing of the kernel that makes the draws. Draws come as (num_chains, d)
+arrays; all increments are averaged over the chains. Source: Hird & Livingstone (2026), Algorithm 2 and Section 4.1.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from householder_mcmc import online_pca, reflections
+from householder_mcmc.gains import DEFAULT_GAINS, Gains
+from householder_mcmc.preconditioners import Dense, Diagonal, Householder, LowRank, Preconditioner, as_preconditioner
+
+__all__ = ["Scheme", "none", "fixed", "diagonal", "dense", "eigen", "eigen_identity"]
+
+
+class Scheme(NamedTuple):
+    """A learner of preconditioners.
+
+    init: (num_chains, d) starting positions -> state. update: (state, (num_chains, d) positions) -> state.
+    preconditioner: state -> `Preconditioner`. States are NamedTuples of arrays.
+    """
+
+    init: Callable[[Array], NamedTuple]
+    update: Callable[[NamedTuple, Array], NamedTuple]
+    preconditioner: Callable[[NamedTuple], Preconditioner]
+
+
+def none() -> Scheme:
+    """Learn nothing: L = I."""
+    return Scheme(lambda positions: Diagonal(jnp.ones_like(positions[0])), _keep, _itself)
+
+
+def fixed(preconditioner) -> Scheme:
+    """Learn nothing: use a given preconditioner or BlackJAX inverse mass matrix.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `as_preconditioner`; also ValueError at `init` if it does not act on vectors of the positions' length.
+    """
+    preconditioner = as_preconditioner(preconditioner)
+
+    def init_fn(positions):
+        try:
+            image = jax.eval_shape(preconditioner.apply, positions[0])
+        except (TypeError, ValueError):
+            image = None
+        if image is None or image.shape != positions[0].shape:
+            raise ValueError(f"the fixed preconditioner does not act on positions with d = {positions.shape[1]}.")
+        return preconditioner
+
+    return Scheme(init_fn, _keep, _itself)
+
+
+class MomentsState(NamedTuple):
+    """count (): updates made. mean (d,). second (d,) or (d, d): variances or covariance."""
+
+    count: Array
+    mean: Array
+    second: Array
+
+
+def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
+    """Learn the marginal variances. O(d). Source: Andrieu & Thoms (2008), Algorithm 5 in its use by the paper."""
+    return _moments(
+        start=jnp.ones_like,
+        increment=lambda centred: jnp.mean(centred**2, axis=0),
+        preconditioner=lambda variances: Diagonal(jnp.sqrt(variances)),
+        gains=gains,
+    )
+
+
+def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
+    """Learn the covariance, (d, d); its Cholesky factor costs O(d^3) a step.
+
+    Source: Andrieu & Thoms (2008), Algorithm 4. The factor is that of the covariance plus a multiple of the identity
+    near rounding size, relative to the trace.
+    """
+
+    def preconditioner(covariance):
+        jitter = 4 * jnp.finfo(covariance.dtype).eps * jnp.trace(covariance)
+        return Dense(jnp.linalg.cholesky(covariance + jitter * jnp.eye(covariance.shape[0], dtype=covariance.dtype)))
+
+    return _moments(
+        start=lambda mean: jnp.eye(mean.shape[0], dtype=mean.dtype),
+        increment=lambda centred: _dot(centred.T, centred) / centred.shape[0],
+        preconditioner=preconditioner,
+        gains=gains,
+    )
+
+
+class EigenState(NamedTuple):
+    """State of `eigen`.
+
+    count (): updates made. mean (d,). basis: what the map in use is built on, `CompactReflections` (free tail) or
+    eigenvectors (rank, d). variances: along the columns of Q (d,) (free tail), or along the eigenvectors and then, with
+    an isotropic tail, the mean residual variance. oja: optax state. ahead: eigenvectors (rank, d) learnt since the map
+    was last refreshed; None if it is refreshed at every step.
+    """
+
+    count: Array
+    mean: Array
+    basis: reflections.CompactReflections | Array
+    variances: Array
+    oja: optax.OptState
+    ahead: Array | None
+
+
+def eigen(
+    rank: int,
+    tail: str = "free",
+    gains: Gains = DEFAULT_GAINS,
+    orthonormalize_every: int = 1,
+    refresh_every: int = 1,
+) -> Scheme:
+    """Learn the `rank` leading eigenvectors of the covariance by Oja's rule, and the variances along them.
+
+    Source: Hird & Livingstone (2026), Algorithm 2. Differs with the default gains, which make Oja's increment free of
+    the target's scale (`online_pca.relative_increment`).
+
+    Parameters
+    ----------
+    rank
+        Number of eigenvectors, 1 <= rank <= d.
+    tail
+        The scales of the other directions. "free": one for each remaining column of Q (the paper's `eigen`).
+        "isotropic": all equal to the root mean residual variance. "unit": all 1 (the paper's `eigen_identity`).
+        The last two need no Q: their map is a `LowRank`.
+    gains
+        Schedules of the mean and variances and of Oja's rule.
+    orthonormalize_every
+        Orthonormalise the eigenvectors at every p-th update.
+    refresh_every
+        Rebuild the map from the learnt eigenvectors at every I-th update, a multiple of `orthonormalize_every`.
+
+    Returns
+    -------
+    Scheme. An update costs O(rank^2 d); the state holds O(rank d) numbers.
+
+    Raises
+    ------
+    ValueError
+        On a rank below 1 or, at `init`, above d; an unknown tail; periods that are not positive or do not match.
+    """
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}.")
+    if tail not in _TAILS:
+        raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
+    if refresh_every < 1 or refresh_every % orthonormalize_every:
+        raise ValueError(
+            "refresh_every must be a positive multiple of orthonormalize_every, since a map is built on orthonormal "
+            f"eigenvectors only; got {refresh_every} and {orthonormalize_every}."
+        )
+    optimiser = online_pca.oja(gains.oja, orthonormalize_every)
+    build, eigenvectors_of, measure, preconditioner = _TAILS[tail]
+
+    def init_fn(positions):
+        dim = positions.shape[1]
+        if rank > dim:
+            raise ValueError(f"rank must be at most d = {dim}, got {rank}.")
+        mean = jnp.mean(positions, axis=0)
+        eigenvectors = jnp.eye(rank, dim, dtype=mean.dtype)  # (rank, d): the first axes
+        basis = build(eigenvectors)
+        return EigenState(
+            count=jnp.zeros((), jnp.int32),
+            mean=mean,
+            basis=basis,
+            variances=jnp.ones_like(measure(basis, positions)),
+            oja=optimiser.init(eigenvectors),
+            ahead=None if refresh_every == 1 else eigenvectors,
+        )
+
+    def update_fn(state, positions):
+        count, mean, basis, variances, oja, ahead = state
+        gain = jnp.asarray(gains.moments(count), mean.dtype)
+        mean = mean + gain * (jnp.mean(positions, axis=0) - mean)
+        centred = positions - mean
+
+        eigenvectors = eigenvectors_of(basis) if ahead is None else ahead
+        projections = _dot(centred, eigenvectors.T)
+        if gains.relative:
+            increment = online_pca.relative_increment(eigenvectors, projections, centred, variances[:rank])
+        else:
+            increment = online_pca.oja_increment(projections, centred)
+        updates, oja = optimiser.update(increment, oja, eigenvectors)
+        eigenvectors = optax.apply_updates(eigenvectors, updates)
+
+        count = optax.safe_increment(count)
+        if refresh_every == 1:
+            basis = build(eigenvectors)
+        else:
+            ahead = eigenvectors
+            basis = lax.cond(count % refresh_every == 0, build, lambda _: basis, eigenvectors)
+        variances = variances + gain * (measure(basis, centred) - variances)
+        return EigenState(count, mean, basis, variances, oja, ahead)
+
+    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.basis, state.variances))
+
+
+def eigen_identity(
+    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 1, refresh_every: int = 1
+) -> Scheme:
+    """`eigen` with all trailing scales 1: the paper's `eigen_identity`."""
+    return eigen(rank, "unit", gains, orthonormalize_every, refresh_every)
+
+
+class _Tail(NamedTuple):
+    """How the directions beyond the eigenvectors are scaled.
+
+    build: eigenvectors -> basis. eigenvectors: basis -> eigenvectors. measure: (basis, centred) -> squared lengths
+    along the basis, averaged over chains, the eigenvectors first. preconditioner: (basis, variances) -> map.
+    """
+
+    build: Callable
+    eigenvectors: Callable
+    measure: Callable
+    preconditioner: Callable
+
+
+def _along_columns(rotation, centred):
+    return jnp.mean(jax.vmap(rotation.apply_transpose)(centred) ** 2, axis=0)
+
+
+def _along_eigenvectors(eigenvectors, centred):
+    return jnp.mean(_dot(centred, eigenvectors.T) ** 2, axis=0)
+
+
+def _along_eigenvectors_and_rest(eigenvectors, centred):
+    rank, dim = eigenvectors.shape
+    projections = _dot(centred, eigenvectors.T)
+    residuals = centred - _dot(projections, eigenvectors)
+    rest = jnp.mean(jnp.sum(residuals**2, axis=1)) / (dim - rank) if rank < dim else jnp.ones((), centred.dtype)
+    return jnp.append(jnp.mean(projections**2, axis=0), rest)
+
+
+def _low_rank(eigenvectors, variances, rest):
+    scales = jnp.full(eigenvectors.shape[1], jnp.sqrt(rest), eigenvectors.dtype)
+    return LowRank(scales, eigenvectors, variances / rest)
+
+
+_TAILS = {
+    "free": _Tail(
+        build=reflections.compact,
+        eigenvectors=lambda rotation: rotation.eigenvectors,
+        measure=_along_columns,
+        preconditioner=lambda rotation, variances: Householder(rotation, jnp.sqrt(variances)),
+    ),
+    "isotropic": _Tail(
+        build=lambda eigenvectors: eigenvectors,
+        eigenvectors=lambda eigenvectors: eigenvectors,
+        measure=_along_eigenvectors_and_rest,
+        preconditioner=lambda eigenvectors, variances: _low_rank(eigenvectors, variances[:-1], variances[-1]),
+    ),
+    "unit": _Tail(
+        build=lambda eigenvectors: eigenvectors,
+        eigenvectors=lambda eigenvectors: eigenvectors,
+        measure=_along_eigenvectors,
+        preconditioner=lambda eigenvectors, variances: _low_rank(eigenvectors, variances, 1.0),
+    ),
+}
+
+
+def _moments(start, increment, preconditioner, gains):
+    """A running mean and a running second moment about it."""
+
+    def init_fn(positions):
+        mean = jnp.mean(positions, axis=0)
+        return MomentsState(jnp.zeros((), jnp.int32), mean, start(mean))
+
+    def update_fn(state, positions):
+        gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
+        mean = state.mean + gain * (jnp.mean(positions, axis=0) - state.mean)
+        second = state.second + gain * (increment(positions - mean) - state.second)
+        return MomentsState(optax.safe_increment(state.count), mean, second)
+
+    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.second))
+
+
+def _keep(state, positions):
+    del positions
+    return state
+
+
+def _itself(state):
+    return state
+
+
+def _dot(a, b):
+    return jnp.matmul(a, b, precision="highest")
