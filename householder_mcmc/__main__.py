@@ -101,14 +101,15 @@ def _run(name, logdensity, positions, arguments, reference=None):
     key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
     try:
         scheme = SCHEMES[name](arguments.rank)
-        with _progress(f"{name}: warm-up"):
-            start = time.perf_counter()
-            warmup = hm.warmup(logdensity, scheme, arguments.chains)
-            (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
-            jax.block_until_ready(state)
-            warmup_seconds = time.perf_counter() - start
+        hm.adaptive_mala.init(positions, logdensity, scheme, arguments.chains)  # raises on a start that cannot be run
     except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(" ".join(str(error).split())) from error
+    with _progress(f"{name}: warm-up"):
+        start = time.perf_counter()
+        warmup = hm.warmup(logdensity, scheme, arguments.chains)
+        (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
+        jax.block_until_ready(state)
+        warmup_seconds = time.perf_counter() - start
 
     step_size, preconditioner = parameters["step_size"], parameters["inverse_mass_matrix"]
 

@@ -162,7 +162,7 @@ def _reflect(x, normal):
 
 
 def _flip(x, signs):
-    return x.at[: signs.shape[0]].multiply(signs)
+    return jnp.asarray(x).at[: signs.shape[0]].multiply(signs)
 
 
 def _to_dense(rotation, like):

@@ -152,12 +152,12 @@ def eigen(
         raise ValueError(f"rank must be at least 1, got {rank}.")
     if tail not in _TAILS:
         raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
+    optimiser = online_pca.oja(gains.oja, orthonormalize_every)
     if refresh_every < 1 or refresh_every % orthonormalize_every:
         raise ValueError(
             "refresh_every must be a positive multiple of orthonormalize_every, since a map is built on orthonormal "
             f"eigenvectors only; got {refresh_every} and {orthonormalize_every}."
         )
-    optimiser = online_pca.oja(gains.oja, orthonormalize_every)
     build, eigenvectors_of, measure, preconditioner = _TAILS[tail]
 
     def init_fn(positions):

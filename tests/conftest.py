@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    """The dtype of positions: float32 without x64, float64 with it."""
+    with jax.enable_x64(request.param == "float64"):
+        yield jnp.dtype(request.param)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(params=["eager", "jit", "vmap"])
+def transform(request):
+    """A function transformed in a way that must not change its values."""
+    return {
+        "eager": lambda f: f,
+        "jit": jax.jit,
+        "vmap": lambda f: lambda *xs: jax.tree.map(lambda y: y[0], jax.vmap(f)(*jax.tree.map(lambda x: x[None], xs))),
+    }[request.param]
+
+
+@pytest.fixture
+def german_credit():
+    """Features (1000, 25), labels (1000,), and reference mean, sd and Monte Carlo error of the weights (25,).
+
+    UCI Statlog (German credit); reference moments of inference-gym 0.0.5 (Apache License 2.0).
+    """
+    data = np.load(Path(__file__).parent / "data" / "german_credit.npz")
+    moments = [data[f"weights_{name}"] for name in ("mean", "sd", "mcse")]
+    return jnp.asarray(data["features"]), jnp.asarray(data["labels"], jnp.float32), *moments

@@ -1,0 +1,146 @@
+"""The command line: results written and read back, and one clear line for what cannot be run."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from householder_mcmc import __main__ as command_line
+from householder_mcmc import item_response, report
+
+SMALL = ["--chains", "2", "--warmup", "40", "--draws", "30"]
+MODEL = """
+import jax.numpy as jnp
+
+def logdensity(position):
+    return -0.5 * jnp.sum((position["location"] - 3) ** 2) - 0.5 * jnp.sum(position["effects"] ** 2)
+
+initial_position = {"effects": jnp.zeros((2, 2)), "location": 3.0}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of ArviZ and JAX about 30 draws
+@pytest.mark.parametrize("suffix", [".npz", ".nc"])
+def test_samples_a_users_model(tmp_path, capsys, suffix):
+    output = tmp_path / f"draws{suffix}"
+    model = write(tmp_path, MODEL)
+    assert command_line.main(["sample", model, *SMALL, "--output", str(output)]) == 0
+    assert "acceptance rate" in capsys.readouterr().out
+    if suffix == ".npz":
+        draws = dict(np.load(output))
+    else:
+        import arviz
+
+        draws = {name: values.values for name, values in arviz.from_netcdf(output).posterior.data_vars.items()}
+    assert {name: values.shape for name, values in draws.items()} == {"location": (2, 30), "effects": (2, 30, 2, 2)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scheme", command_line.SCHEMES)
+def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
+    model = write(
+        tmp_path,
+        "import jax\n"
+        "def logdensity(x):\n    return -0.5 * (x**2).sum()\n"
+        "def initial_position(key):\n    return jax.random.normal(key, (4,))\n",
+    )
+    output, results = tmp_path / "draws.npz", tmp_path / "results.json"
+    arguments = ["sample", model, *SMALL, "--scheme", scheme, "--rank", "2", "--output", str(output)]
+    assert command_line.main([*arguments, "--json", str(results)]) == 0
+    assert np.load(output)["x"].shape == (2, 30, 4)
+    summary = json.loads(results.read_text())["schemes"][scheme]
+    assert len(summary["ess"]) == 4 and 0 < summary["acceptance_rate"] < 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_demo_compares_two_schemes_and_draws(tmp_path, capsys):
+    results, picture = tmp_path / "results.json", tmp_path / "plot.png"
+    assert command_line.main([*SMALL, "--json", str(results), "--plot", str(picture)]) == 0
+    schemes = json.loads(results.read_text())["schemes"]
+    assert list(schemes) == ["diagonal", "eigen"]
+    for summary in schemes.values():
+        assert {"min_ess_per_1000_gradients_with_warmup", "max_abs_z", "min_sd_ratio", "max_rhat"} < set(summary)
+        assert len(summary["ess"]) == 501
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert "diagonal" in out and "eigen" in out and "max |z|" in out
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "no such file"),
+        ("import nothing_of_this_name", "does not run: ModuleNotFoundError"),
+        ("def logdensity(:", "does not run: SyntaxError"),
+        ("initial_position = 0.0", "must define a function logdensity"),
+        ("def logdensity(x): return -x**2", "must define initial_position"),
+        ("def logdensity(x): return -x**2\ninitial_position = [0.0, 1.0]", "logdensity fails at the initial position"),
+        ("def logdensity(x): return -x['a']**2\ninitial_position = {'b': 0.0}", "KeyError"),
+        ("def logdensity(x): return -x**2\nimport numpy as np\ninitial_position = np.ones(3)", "must return a scalar"),
+        ("def logdensity(x): return -x**2\ninitial_position = 'here'", "initial_position cannot be used"),
+        ("def logdensity(x): return -x**2\ndef initial_position(): return 0.0", "initial_position cannot be used"),
+        (
+            "import jax.numpy as jnp\ndef logdensity(x): return jnp.log(x)\ninitial_position = -1.0",
+            "must be finite at the start",
+        ),
+        ("def logdensity(x): return -1.0 * x**2\ninitial_position = 1", "must be floating point"),
+        ("def logdensity(x): return -x**2\ninitial_position = 0.0", "rank must be at most d = 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
+    path = str(tmp_path / "nowhere.py") if text is None else write(tmp_path, text)
+    assert command_line.main(["sample", path, *SMALL]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+
+
+def test_bad_options(tmp_path, capsys):
+    model = write(tmp_path, MODEL)
+    assert command_line.main(["sample", model, "--output", "draws.csv"]) == 2
+    assert "must end in .nc or .npz" in capsys.readouterr().err
+    for option in (["--draws", "0"], ["--scheme", "magic"], ["--chains", "two"]):
+        with pytest.raises(SystemExit) as stop:
+            command_line.main(["sample", model, *option])
+        assert stop.value.code == 2
+
+
+def test_runs_as_a_module(tmp_path):
+    command = [sys.executable, "-m", "householder_mcmc", "sample", str(tmp_path / "nowhere.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"error: no such file: {tmp_path / 'nowhere.py'}"
+
+
+def test_item_response_density_is_the_models(x64):
+    """Against the definition, written as Bernoulli log-probabilities of the asked entries."""
+    logdensity, initial_position, reference = item_response.load()
+    position = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), initial_position(jax.random.key(0)))
+    from importlib.resources import files
+
+    with (files("householder_mcmc") / "data" / "item_response.npz").open("rb") as file:
+        responses = np.load(file)["responses"]
+    student, question, mean = position
+    right = 1 / (1 + np.exp(-(mean + student[:, None] - question)))
+    expected = np.log(right[responses == 1]).sum() + np.log(1 - right[responses == 0]).sum()
+    expected -= 0.5 * ((student**2).sum() + (question**2).sum() + (mean - 0.75) ** 2)
+    np.testing.assert_allclose(logdensity(position), expected, rtol=1e-10)
+    assert [np.shape(leaf) for leaf in reference.sd] == [(400,), (100,), ()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_diagnostics_with_and_without_arviz_agree(monkeypatch):
+    """The two correct for a finite length differently: by a few percent at 200 draws."""
+    draws = np.random.default_rng(0).normal(size=(4, 200, 3)).astype(np.float32)
+    with_arviz = report._diagnostics(draws)
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    for ours, theirs in zip(report._diagnostics(draws), with_arviz, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0.05)

@@ -1,0 +1,109 @@
+"""Does it learn? The paper's Gaussians, with the authors' settings and with ours.
+
+Every ESS stands beside the ratio of within-chain variance to the truth along the leading eigenvectors: an ESS counts
+only where the chain explored.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.diagnostics import effective_sample_size
+from blackjax.util import run_inference_algorithm
+from targets import paper_first, paper_second
+
+import householder_mcmc as hm
+
+pytestmark = pytest.mark.slow
+
+FIRST = paper_first(100, 3, np.random.default_rng(1))
+SECOND = paper_second(100, 32, np.random.default_rng(2))
+
+
+def adaptive_run(target, scheme, num_chains, num_steps, seed, start="equilibrium"):
+    """(num_chains, num_steps, d) positions in float32, and the final state."""
+    dim = len(target.mean)
+    rng = np.random.default_rng(seed)
+    positions = np.zeros((num_chains, dim)) if start == "zero" else target.sample(rng, num_chains)
+    sampler = hm.adaptive_mala(target.logdensity, scheme, num_chains)
+    state = sampler.init(jnp.asarray(positions, jnp.float32))
+    state, xs = run_inference_algorithm(
+        jax.random.key(seed), sampler, num_steps, initial_state=state, transform=lambda state, info: state.position
+    )
+    return np.asarray(xs, np.float64).transpose(1, 0, 2), state
+
+
+def exploration(xs, target, num=3):
+    """Within-chain variance over the truth along the leading eigenvectors, averaged over chains."""
+    eigenvalues, eigenvectors = target.leading(num)
+    return (xs @ eigenvectors.T).var(axis=1).mean(axis=0) / eigenvalues
+
+
+def summed_ess(xs):
+    """As the authors measure: each chain alone, summed over chains, median over coordinates."""
+    return np.median(sum(np.asarray(effective_sample_size(chain[None])) for chain in xs))
+
+
+def ess_per_1000_gradients(xs):
+    """All chains together, median over coordinates."""
+    return np.median(np.asarray(effective_sample_size(xs))) / (xs.shape[0] * xs.shape[1]) * 1000
+
+
+def test_authors_settings_reproduce_the_authors_ess():
+    """The authors' program: eigen 669, diagonal 84 (second half of 5000 steps); and it does not explore (0.02-0.06)."""
+    for seed in range(3):
+        xs, _ = adaptive_run(FIRST, hm.eigen(3, gains=hm.AUTHORS_GAINS), 2, 5000, seed)
+        assert 600 < summed_ess(xs[:, 2500:]) < 760
+        assert np.all(exploration(xs[:, 2500:], FIRST) < 0.1)
+        xs, _ = adaptive_run(FIRST, hm.diagonal(hm.AUTHORS_GAINS), 2, 5000, seed)
+        assert summed_ess(xs[:, 2500:]) < 120
+
+
+def test_authors_settings_recover_the_leading_eigenvector():
+    """The paper's Figure 1: d = 150, one leading direction, 1000 sqrt(d) steps; the start has sin^2 = 0.993."""
+    target = paper_first(150, 1, np.random.default_rng(3))
+    _, state = adaptive_run(target, hm.eigen(3, gains=hm.AUTHORS_GAINS), 2, 12247, seed=0)
+    leading = target.leading(1)[1][0]
+    assert 1 - (np.asarray(state.scheme.basis.eigenvectors[0]) @ leading) ** 2 < 0.1
+
+
+@pytest.mark.parametrize("start", ["equilibrium", "zero"])
+@pytest.mark.parametrize("tail", ["free", "isotropic"])
+def test_defaults_explore_the_first_gaussian(tail, start):
+    """Exact covariance: 97 ESS per 1000 gradients."""
+    for seed in range(2):
+        xs, _ = adaptive_run(FIRST, hm.eigen(3, tail), 8, 5000, seed, start)
+        ratios = exploration(xs[:, 2500:], FIRST)
+        assert np.all((0.8 < ratios) & (ratios < 1.25)), ratios
+        assert ess_per_1000_gradients(xs[:, 2500:]) > 80
+
+
+@pytest.mark.parametrize("start", ["equilibrium", "zero"])
+def test_defaults_explore_the_second_gaussian(start):
+    """Exact covariance: 98 ESS per 1000 gradients."""
+    for seed in range(2):
+        xs, _ = adaptive_run(SECOND, hm.eigen(32), 8, 5000, seed, start)
+        ratios = exploration(xs[:, 2500:], SECOND)
+        assert np.all((0.75 < ratios) & (ratios < 1.25)), ratios
+        assert ess_per_1000_gradients(xs[:, 2500:]) > 55
+
+
+@pytest.mark.parametrize(
+    "target, rank, low, ess", [(FIRST, 3, 0.8, 80), (SECOND, 32, 0.75, 55)], ids=["first", "second"]
+)
+def test_warmup_then_freeze_explores_the_gaussians(target, rank, low, ess):
+    """The same bounds for frozen draws after a warm-up from one point."""
+    num_chains = 8
+    warmup = hm.warmup(target.logdensity, hm.eigen(rank), num_chains)
+    (state, parameters), _ = warmup.run(jax.random.key(0), jnp.zeros((num_chains, 100)), num_steps=5000)
+    kernel = hm.mala(target.logdensity, **parameters)
+
+    def one_step(state, key):
+        state, _ = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
+        return state, state.position
+
+    keys = jax.random.split(jax.random.key(1), 2500)
+    xs = np.asarray(jax.jit(lambda state: jax.lax.scan(one_step, state, keys)[1])(state), np.float64).transpose(1, 0, 2)
+    ratios = exploration(xs, target)
+    assert np.all((low < ratios) & (ratios < 1.25)), ratios
+    assert ess_per_1000_gradients(xs) > ess

@@ -1,0 +1,180 @@
+"""Preconditioned MALA against BlackJAX's MALA, a dense multivariate normal proposal, and detailed balance."""
+
+from unittest import mock
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+from targets import skewed_logdensity
+
+import householder_mcmc as hm
+
+DIM, STEP_SIZE = 5, 0.3
+
+
+def chain(algorithm, position, num_steps=200, seed=1):
+    def one_step(state, key):
+        state, info = algorithm.step(key, state)
+        return state, (state.position, info)
+
+    keys = jax.random.split(jax.random.key(seed), num_steps)
+    return jax.lax.scan(one_step, algorithm.init(position), keys)[1]
+
+
+def nonsymmetric_root():
+    root = np.linalg.qr(np.random.default_rng(3).normal(size=(DIM, DIM)))[0] * np.linspace(0.4, 1.3, DIM)
+    assert np.abs(root @ root.T - root.T @ root).max() > 0.1
+    return root
+
+
+def test_identity_repeats_blackjax(dtype):
+    x = jnp.linspace(-1, 1, DIM, dtype=dtype)
+    ours, our_info = chain(hm.mala(skewed_logdensity, STEP_SIZE, jnp.ones(DIM, dtype)), x)
+    theirs, their_info = chain(blackjax.mala(skewed_logdensity, STEP_SIZE), x)
+    assert ours.dtype == dtype
+    assert 0.2 < our_info.is_accepted.mean() < 0.95
+    np.testing.assert_array_equal(our_info.is_accepted, their_info.is_accepted)
+    tol = 1e3 * jnp.finfo(dtype).eps  # rounding, carried along 200 steps
+    np.testing.assert_allclose(ours, theirs, rtol=tol, atol=tol)
+    np.testing.assert_allclose(our_info.acceptance_rate, their_info.acceptance_rate, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("kind", ["dense", "householder"])
+def test_equals_plain_mala_on_the_pushed_forward_target(kind, x64):
+    """x = L z: MALA on pi with L is MALA on the density of z, with the same keys."""
+    if kind == "dense":
+        preconditioner = hm.Dense(jnp.asarray(nonsymmetric_root()))
+    else:
+        rows = np.linalg.qr(np.random.default_rng(4).normal(size=(DIM, 2)))[0].T
+        preconditioner = hm.Householder(hm.reflections.compact(jnp.asarray(rows)), jnp.linspace(0.4, 1.3, DIM))
+    z = jnp.linspace(-1, 1, DIM)
+    xs, info = chain(hm.mala(skewed_logdensity, STEP_SIZE, preconditioner), preconditioner.apply(z))
+    zs, plain_info = chain(blackjax.mala(lambda z: skewed_logdensity(preconditioner.apply(z)), STEP_SIZE), z)
+    assert 0.2 < info.is_accepted.mean() < 0.95
+    np.testing.assert_array_equal(info.is_accepted, plain_info.is_accepted)
+    np.testing.assert_allclose(xs, jax.vmap(preconditioner.apply)(zs), rtol=1e-9, atol=1e-9)
+
+
+def acceptance(x, y, root, claimed_root=None):
+    """a(x, y) of our kernel: the noise that proposes y from x, injected."""
+    claimed_root = root if claimed_root is None else claimed_root
+    gradient = np.asarray(jax.grad(skewed_logdensity)(x))
+    noise = np.linalg.solve(root, y - x - STEP_SIZE * root @ root.T @ gradient) / np.sqrt(2 * STEP_SIZE)
+    kernel = hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(jnp.asarray(claimed_root)))
+    with mock.patch("jax.random.normal", lambda key, shape, dtype: jnp.asarray(noise, dtype)):
+        return float(kernel.step(jax.random.key(0), kernel.init(x))[1].acceptance_rate)
+
+
+def log_proposal(x, y, root):
+    mean = x + STEP_SIZE * root @ root.T @ np.asarray(jax.grad(skewed_logdensity)(x))
+    return multivariate_normal(mean, 2 * STEP_SIZE * root @ root.T).logpdf(y)
+
+
+def pairs():
+    rng = np.random.default_rng(5)
+    return [(jnp.asarray(rng.normal(size=DIM)), jnp.asarray(rng.normal(size=DIM))) for _ in range(20)]
+
+
+def log_ratio(x, y, root):
+    target = float(skewed_logdensity(y) - skewed_logdensity(x))
+    return target + log_proposal(y, x, root) - log_proposal(x, y, root)
+
+
+def test_acceptance_is_that_of_the_dense_proposal(x64):
+    root, checked = nonsymmetric_root(), 0
+    for x, y in pairs():
+        expected = min(0.0, log_ratio(x, y, root))
+        np.testing.assert_allclose(np.log(acceptance(x, y, root)), expected, rtol=1e-8, atol=1e-8)
+        checked += expected < 0
+    assert checked >= 5
+
+
+def imbalance(acceptance_fn, root):
+    """Largest |log of pi(x) q(x,y) a(x,y) - log of pi(y) q(y,x) a(y,x)| over random pairs."""
+
+    def log_flow(x, y):
+        return float(skewed_logdensity(x)) + log_proposal(x, y, root) + np.log(acceptance_fn(x, y))
+
+    return max(abs(log_flow(x, y) - log_flow(y, x)) for x, y in pairs())
+
+
+def test_detailed_balance_holds_and_planted_defects_break_it(x64):
+    root = nonsymmetric_root()
+    assert imbalance(lambda x, y: acceptance(x, y, root), root) < 1e-8
+    without_q = imbalance(lambda x, y: min(1.0, np.exp(float(skewed_logdensity(y) - skewed_logdensity(x)))), root)
+    transposed = imbalance(lambda x, y: acceptance(x, y, root, claimed_root=root.T), root)
+    assert without_q > 0.1
+    assert transposed > 0.1
+
+
+def test_nonfinite_proposals_are_rejected_and_flagged():
+    def hole(value, x):
+        return jnp.where(jnp.sum(x**2) < 1.0, -0.5 * jnp.sum(x**2), value)
+
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+        algorithm = hm.mala(lambda x, value=value: hole(value, x), 2.0, jnp.ones(2))
+        positions, info = chain(algorithm, jnp.zeros(2))
+        assert info.is_nonfinite.any()
+        assert jnp.all(jnp.sum(positions**2, axis=1) < 1.0)
+        assert not jnp.any(info.is_accepted & info.is_nonfinite)
+        np.testing.assert_array_equal(info.acceptance_rate[info.is_nonfinite], 0)
+
+
+def test_nonfinite_gradient_with_finite_density_is_rejected():
+    @jax.custom_jvp
+    def logdensity(x):
+        return -0.5 * jnp.sum(x**2)
+
+    @logdensity.defjvp
+    def _(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        slope = jnp.where(x[0] > 0.5, jnp.nan, -x)
+        return logdensity(x), jnp.vdot(slope, dx)
+
+    positions, info = chain(hm.mala(logdensity, 1.0, jnp.ones(2)), jnp.zeros(2))
+    assert info.is_nonfinite.any() and jnp.all(positions[:, 0] <= 0.5)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_nonfinite_start_raises_unless_traced(value):
+    algorithm = hm.mala(lambda x: jnp.sum(x) + value, 0.1, jnp.ones(2))
+    with pytest.raises(ValueError, match="must be finite at the start"):
+        algorithm.init(jnp.zeros(2))
+    jax.jit(algorithm.init)(jnp.zeros(2))
+
+
+def test_positions_are_pytrees():
+    """A dict of mixed shapes walks the path of its ravelled twin."""
+
+    def logdensity(position):
+        return skewed_logdensity(jnp.concatenate([position["a"][None], position["b"].ravel()]))
+
+    x = jnp.linspace(-1, 1, DIM)
+    variances = jnp.linspace(0.5, 1.5, DIM)
+    position = {"b": x[1:].reshape(2, 2), "a": x[0]}
+    tree, _ = chain(hm.mala(logdensity, STEP_SIZE, variances), position)
+    flat, _ = chain(hm.mala(skewed_logdensity, STEP_SIZE, variances), x)
+    assert tree["b"].shape == (200, 2, 2)
+    np.testing.assert_allclose(jnp.c_[tree["a"], tree["b"].reshape(200, -1)], flat, rtol=1e-5, atol=1e-5)
+
+
+def test_vmap_over_chains_agrees_with_single_runs():
+    algorithm = hm.mala(skewed_logdensity, STEP_SIZE, jnp.linspace(0.5, 1.5, DIM))
+    starts = jax.random.normal(jax.random.key(0), (3, DIM))
+    states = jax.vmap(algorithm.init)(starts)
+    keys = jax.random.split(jax.random.key(2), 3)
+    together, _ = jax.vmap(algorithm.step)(keys, states)
+    for i in range(3):
+        alone, _ = algorithm.step(keys[i], algorithm.init(starts[i]))
+        np.testing.assert_allclose(together.position[i], alone.position, rtol=1e-6)
+
+
+def test_has_blackjaxs_shape():
+    assert type(hm.mala) is type(blackjax.mala)
+    kernel, state = hm.mala.build_kernel(), hm.mala.init(jnp.zeros(2), skewed_logdensity)
+    assert type(state) is type(blackjax.mala.init(jnp.zeros(2), skewed_logdensity))
+    state, info = kernel(jax.random.key(0), state, skewed_logdensity, 0.1, jnp.ones(2))
+    assert info._fields == ("acceptance_rate", "is_accepted", "is_nonfinite")

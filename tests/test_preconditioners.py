@@ -1,0 +1,104 @@
+"""Every preconditioner against its dense twin, and its covariance against BlackJAX's."""
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.mcmc.metrics import LowRankInverseMassMatrix
+
+import householder_mcmc as hm
+
+DIM, RANK = 9, 3
+
+
+def numbers(dtype):
+    rng = np.random.default_rng(0)
+    scales = jnp.asarray(np.exp(rng.normal(size=DIM)), dtype)
+    eigenvectors = jnp.asarray(np.linalg.qr(rng.normal(size=(DIM, RANK)))[0].T, dtype)
+    eigenvalues = jnp.asarray(np.exp(rng.normal(size=RANK)), dtype)
+    square = jnp.asarray(rng.normal(size=(DIM, DIM)), dtype)
+    return scales, eigenvectors, eigenvalues, square
+
+
+def preconditioners(dtype):
+    """(preconditioner, L written out in float64) by name."""
+    scales, eigenvectors, eigenvalues, square = numbers(dtype)
+    v = np.asarray(eigenvectors, np.float64)
+    root = np.eye(DIM) + v.T @ np.diag(np.sqrt(np.asarray(eigenvalues, np.float64)) - 1) @ v
+    q = hm.reflections.compact(eigenvectors)
+    return {
+        "diagonal": (hm.Diagonal(scales), np.diag(scales)),
+        "dense": (hm.Dense(square), np.asarray(square)),
+        "low_rank": (hm.LowRank(scales, eigenvectors, eigenvalues), np.asarray(scales)[:, None] * root),
+        "householder": (hm.Householder(q, scales), np.asarray(q.to_dense()) * np.asarray(scales)),
+        "householder_sequential": (
+            hm.Householder(hm.reflections.sequential(eigenvectors), scales),
+            np.asarray(q.to_dense()) * np.asarray(scales),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "householder", "householder_sequential"])
+def test_products_agree_with_dense(name, transform, dtype):
+    preconditioner, dense = preconditioners(dtype)[name]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=DIM), dtype)
+    tol = 100 * jnp.finfo(dtype).eps
+    assert isinstance(preconditioner, hm.Preconditioner)
+    np.testing.assert_allclose(preconditioner.to_dense(), dense, rtol=tol, atol=tol)
+    image = transform(lambda p, y: p.apply(y))(preconditioner, x)
+    transposed = transform(lambda p, y: p.apply_transpose(y))(preconditioner, x)
+    assert image.dtype == transposed.dtype == dtype
+    np.testing.assert_allclose(image, dense @ x, rtol=tol, atol=tol)
+    np.testing.assert_allclose(transposed, dense.T @ x, rtol=tol, atol=tol)
+
+
+def test_low_rank_from_covariance(dtype):
+    rng = np.random.default_rng(2)
+    diagonal, factor = np.exp(rng.normal(size=DIM)), 3 * rng.normal(size=(RANK, DIM))
+    root = hm.LowRank.from_covariance(jnp.asarray(diagonal, dtype), jnp.asarray(factor, dtype)).to_dense()
+    covariance = np.diag(diagonal) + factor.T @ factor
+    np.testing.assert_allclose(root @ root.T, covariance, rtol=0, atol=100 * jnp.finfo(dtype).eps * covariance.max())
+
+
+@pytest.mark.parametrize("shapes", [((3,), (4, 3)), ((3,), (1, 4)), ((3, 3), (1, 3)), ((3,), (3,)), ((3,), (0, 3))])
+def test_low_rank_rejects_wrong_shapes(shapes):
+    with pytest.raises(ValueError, match="diagonal must have shape"):
+        hm.LowRank.from_covariance(*(jnp.ones(shape) for shape in shapes))
+
+
+def inverse_mass_matrices(dtype):
+    scales, eigenvectors, eigenvalues, square = numbers(dtype)
+    return {
+        "vector": scales**2,
+        "matrix": square @ square.T + jnp.eye(DIM, dtype=dtype),
+        "low rank": LowRankInverseMassMatrix(scales, eigenvectors.T, eigenvalues),
+    }
+
+
+@pytest.mark.parametrize("name", ["vector", "matrix", "low rank"])
+def test_covariance_is_blackjaxs_inverse_mass_matrix(name):
+    """L L^T p is the velocity that BlackJAX's metric gives momentum p."""
+    with jax.enable_x64(True):
+        inverse_mass_matrix = inverse_mass_matrices(jnp.float64)[name]
+        root = hm.as_preconditioner(inverse_mass_matrix).to_dense()
+        metric = blackjax.mcmc.metrics.default_metric(inverse_mass_matrix)
+        velocity = jax.vmap(jax.grad(metric.kinetic_energy))(jnp.eye(DIM))
+        np.testing.assert_allclose(root @ root.T, velocity, rtol=1e-12, atol=1e-12)
+
+
+def test_as_preconditioner_keeps_preconditioners():
+    for preconditioner, _ in preconditioners(jnp.float32).values():
+        assert hm.as_preconditioner(preconditioner) is preconditioner
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (2, 2, 2)])
+def test_as_preconditioner_rejects_wrong_shapes(shape):
+    with pytest.raises(ValueError, match="must have shape"):
+        hm.as_preconditioner(jnp.ones(shape))
+
+
+@pytest.mark.parametrize("thing", ["identity", None, object(), {"a": 1}])
+def test_as_preconditioner_rejects_other_types(thing):
+    with pytest.raises(TypeError, match="inverse_mass_matrix must be"):
+        hm.as_preconditioner(thing)

@@ -1,0 +1,116 @@
+"""Adapt, then freeze."""
+
+import blackjax
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from targets import skewed_logdensity
+
+import householder_mcmc as hm
+
+DIM, NUM_CHAINS = 5, 4
+
+
+def starts(dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CHAINS, DIM)), dtype)
+
+
+def sample(logdensity, state, parameters, num_draws, seed=3):
+    kernel = hm.mala(logdensity, **parameters)
+
+    def one_step(state, key):
+        state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
+        return state, info.acceptance_rate
+
+    return jax.jit(lambda state, keys: jax.lax.scan(one_step, state, keys))(
+        state, jax.random.split(jax.random.key(seed), num_draws)
+    )[1]
+
+
+def test_returns_what_mala_takes(dtype):
+    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS)
+    (state, parameters), info = warmup.run(jax.random.key(0), starts(dtype), num_steps=1000)
+    assert isinstance(warmup, blackjax.base.AdaptationAlgorithm)
+    assert set(parameters) == {"step_size", "inverse_mass_matrix"}
+    assert parameters["step_size"].dtype == state.position.dtype == dtype
+    chex.assert_tree_all_finite((state, parameters, info))
+    assert info.history is None
+    # 2000 x 4 acceptances of a skewed target: their mean has standard error below 0.01; the rest is the step size's
+    acceptance = sample(skewed_logdensity, state, parameters, 2000)
+    assert abs(acceptance.mean() - 0.574) < 0.05
+
+
+def test_the_last_phase_keeps_the_map():
+    """The returned map is the one learnt in the first nine tenths, by the same program as adaptive MALA."""
+    scheme = hm.eigen(2)
+    num_steps, key = 50, jax.random.key(0)
+    (_, parameters), _ = hm.warmup(skewed_logdensity, scheme, NUM_CHAINS).run(key, starts(), num_steps)
+    sampler = hm.adaptive_mala(skewed_logdensity, scheme, NUM_CHAINS)
+    state = sampler.init(starts())
+    for step_key in jax.random.split(jax.random.split(key)[0], 45):
+        state, _ = sampler.step(step_key, state)
+    chex.assert_trees_all_close(
+        parameters["inverse_mass_matrix"], scheme.preconditioner(state.scheme), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 9, 10])
+def test_short_warmups(num_steps):
+    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS)
+    (state, parameters), info = warmup.run(jax.random.key(0), starts(), num_steps)
+    chex.assert_tree_all_finite((state, parameters, info))
+    if num_steps == 0:
+        np.testing.assert_array_equal(state.position, starts())
+
+
+def test_keeps_what_is_asked():
+    warmup = hm.warmup(
+        skewed_logdensity, hm.diagonal(), NUM_CHAINS, keep=lambda state, info: (state.position, info.step_size)
+    )
+    _, info = warmup.run(jax.random.key(0), starts(), 30)
+    positions, step_sizes = info.history
+    assert positions.shape == (27, NUM_CHAINS, DIM) and step_sizes.shape == (27,)
+
+
+def test_memory_does_not_grow_with_the_number_of_steps():
+    """Of the compiled loop: its temporary memory at 20,000 steps is that at 200 and the random keys."""
+    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS)
+
+    def temporary_bytes(num_steps):
+        run = jax.jit(lambda key, positions: warmup.run(key, positions, num_steps))
+        return run.lower(jax.random.key(0), starts()).compile().memory_analysis().temp_size_in_bytes
+
+    bytes_per_key = 8
+    assert temporary_bytes(20_000) <= temporary_bytes(200) + 3 * 20_000 * bytes_per_key
+
+
+def test_counts_nonfinite_proposals_by_chain():
+    def logdensity(x):
+        return jnp.where(jnp.sum(x**2) < 1, 0.0, jnp.nan) - 0.5 * jnp.sum(x**2)
+
+    _, info = hm.warmup(logdensity, hm.none(), NUM_CHAINS).run(jax.random.key(0), jnp.zeros((NUM_CHAINS, DIM)), 300)
+    assert info.num_nonfinite.shape == (NUM_CHAINS,) and jnp.all(info.num_nonfinite > 0)
+
+
+def test_compiles_once_and_runs_under_jit_and_vmap():
+    traces = []
+
+    def logdensity(x):
+        traces.append(1)
+        return skewed_logdensity(x)
+
+    warmup = hm.warmup(logdensity, hm.eigen(2), NUM_CHAINS)
+    once, _ = warmup.run(jax.random.key(0), starts(), 20)
+    before = len(traces)
+    warmup.run(jax.random.key(1), starts(), 20)
+    assert len(traces) - before <= 1  # the check of the start, run eagerly
+    keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
+    many, _ = jax.jit(jax.vmap(lambda key, x: warmup.run(key, x, 20)))(keys, jnp.stack([starts(), starts()]))
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[0], many), once, rtol=1e-3, atol=1e-4)
+
+
+def test_negative_number_of_steps():
+    with pytest.raises(ValueError, match="num_steps must not be negative, got -1"):
+        hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS).run(jax.random.key(0), starts(), -1)
