@@ -24,9 +24,9 @@ SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),
     "dense": lambda rank: hm.dense(),
-    "eigen": hm.eigen,
-    "eigen_isotropic": partial(hm.eigen, tail="isotropic"),
-    "eigen_identity": hm.eigen_identity,
+    "eigen": partial(hm.eigen, gains=hm.AVERAGED_GAINS),
+    "eigen_isotropic": partial(hm.eigen, tail="isotropic", gains=hm.AVERAGED_GAINS),
+    "eigen_identity": partial(hm.eigen_identity, gains=hm.AVERAGED_GAINS),
 }
 
 
@@ -92,8 +92,7 @@ def _sample(arguments):
     _check_logdensity(logdensity, positions)
     draws, summary, spectrum = _run(arguments.scheme, logdensity, positions, arguments)
     _report(str(arguments.model), arguments, {arguments.scheme: summary}, {arguments.scheme: spectrum})
-    _save(draws, output)
-    print(f"draws saved in {output}")
+    print(f"draws saved in {_save(draws, output)}")
 
 
 def _run(name, logdensity, positions, arguments, reference=None):
@@ -197,12 +196,18 @@ def _name_draws(positions):
 
 
 def _save(draws, output):
-    if output.suffix == ".npz":
-        np.savez(output, **draws)
-    else:
+    """Write the draws and return where."""
+    if output.suffix == ".nc":
         import arviz
 
-        arviz.convert_to_inference_data(draws).to_netcdf(str(output))
+        try:
+            arviz.convert_to_inference_data(draws).to_netcdf(str(output))
+            return output
+        except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
+            print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
+            output = output.with_suffix(".npz")
+    np.savez(output, **draws)
+    return output
 
 
 def _has_arviz():

@@ -4,7 +4,15 @@ from typing import NamedTuple
 
 import optax
 
-__all__ = ["Gains", "power_decay", "growing_memory", "DEFAULT_GAINS", "AUTHORS_GAINS", "STEP_SIZE_GAIN"]
+__all__ = [
+    "Gains",
+    "power_decay",
+    "growing_memory",
+    "DEFAULT_GAINS",
+    "AVERAGED_GAINS",
+    "AUTHORS_GAINS",
+    "STEP_SIZE_GAIN",
+]
 
 
 def power_decay(exponent: float, coefficient: float = 1.0, offset: float = 0.0) -> optax.Schedule:
@@ -25,15 +33,20 @@ class Gains(NamedTuple):
 
     moments: schedule of the mean, the variances and the covariance. oja: schedule of the eigenvectors. relative:
     whether Oja's increment is divided by the learnt variances, so that `oja` has no scale (a raw increment, the
-    paper's, is as large as the target's variance).
+    paper's, is as large as the target's variance). average: schedule of a running average of Oja's eigenvectors (Polyak
+    & Juditsky 1992) on which the map is built; None builds it on the latest ones.
     """
 
     moments: optax.Schedule
     oja: optax.Schedule
     relative: bool = True
+    average: optax.Schedule | None = None
 
 
 DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0))
+
+# The map then moves much more slowly than the chains, so that it cannot follow them.
+AVERAGED_GAINS = DEFAULT_GAINS._replace(average=growing_memory(3.0))
 
 # What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
 # only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.

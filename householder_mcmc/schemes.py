@@ -95,13 +95,25 @@ def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
     )
 
 
+class Ahead(NamedTuple):
+    """The latest eigenvectors (rank, d) of Oja's rule, the variances (rank,) along them, and their running average.
+
+    The average (rank, d) is not orthonormal: rows that still turn are short in it, and give way to those that settled.
+    It is None without averaging.
+    """
+
+    eigenvectors: Array
+    variances: Array
+    average: Array | None
+
+
 class EigenState(NamedTuple):
     """State of `eigen`.
 
     count (): updates made. mean (d,). basis: what the map in use is built on, `CompactReflections` (free tail) or
     eigenvectors (rank, d). variances: along the columns of Q (d,) (free tail), or along the eigenvectors and then, with
-    an isotropic tail, the mean residual variance. oja: optax state. ahead: eigenvectors (rank, d) learnt since the map
-    was last refreshed; None if it is refreshed at every step.
+    an isotropic tail, the mean residual variance. oja: optax state. ahead: what Oja's rule has learnt beyond the map,
+    if the map averages it or is not refreshed at every step; else None.
     """
 
     count: Array
@@ -109,7 +121,7 @@ class EigenState(NamedTuple):
     basis: reflections.CompactReflections | Array
     variances: Array
     oja: optax.OptState
-    ahead: Array | None
+    ahead: Ahead | None
 
 
 def eigen(
@@ -133,7 +145,7 @@ def eigen(
         "isotropic": all equal to the root mean residual variance. "unit": all 1 (the paper's `eigen_identity`).
         The last two need no Q: their map is a `LowRank`.
     gains
-        Schedules of the mean and variances and of Oja's rule.
+        Schedules of the mean and variances, of Oja's rule and of the average of its eigenvectors.
     orthonormalize_every
         Orthonormalise the eigenvectors at every p-th update.
     refresh_every
@@ -159,6 +171,7 @@ def eigen(
             f"eigenvectors only; got {refresh_every} and {orthonormalize_every}."
         )
     build, eigenvectors_of, measure, preconditioner = _TAILS[tail]
+    map_is_latest = refresh_every == 1 and gains.average is None
 
     def init_fn(positions):
         dim = positions.shape[1]
@@ -167,13 +180,14 @@ def eigen(
         mean = jnp.mean(positions, axis=0)
         eigenvectors = jnp.eye(rank, dim, dtype=mean.dtype)  # (rank, d): the first axes
         basis = build(eigenvectors)
+        average = None if gains.average is None else eigenvectors
         return EigenState(
             count=jnp.zeros((), jnp.int32),
             mean=mean,
             basis=basis,
             variances=jnp.ones_like(measure(basis, positions)),
             oja=optimiser.init(eigenvectors),
-            ahead=None if refresh_every == 1 else eigenvectors,
+            ahead=None if map_is_latest else Ahead(eigenvectors, jnp.ones(rank, mean.dtype), average),
         )
 
     def update_fn(state, positions):
@@ -182,23 +196,31 @@ def eigen(
         mean = mean + gain * (jnp.mean(positions, axis=0) - mean)
         centred = positions - mean
 
-        eigenvectors = eigenvectors_of(basis) if ahead is None else ahead
+        if map_is_latest:
+            ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
+        eigenvectors, learnt, average = ahead
         projections = _dot(centred, eigenvectors.T)
         if gains.relative:
-            increment = online_pca.relative_increment(eigenvectors, projections, centred, variances[:rank])
+            increment = online_pca.relative_increment(eigenvectors, projections, centred, learnt)
         else:
             increment = online_pca.oja_increment(projections, centred)
         updates, oja = optimiser.update(increment, oja, eigenvectors)
         eigenvectors = optax.apply_updates(eigenvectors, updates)
 
-        count = optax.safe_increment(count)
-        if refresh_every == 1:
-            basis = build(eigenvectors)
+        if map_is_latest:
+            ahead, basis = None, build(eigenvectors)
         else:
-            ahead = eigenvectors
-            basis = lax.cond(count % refresh_every == 0, build, lambda _: basis, eigenvectors)
+            learnt = learnt + gain * (_along_eigenvectors(eigenvectors, centred) - learnt)
+            if gains.average is not None:
+                average = average + jnp.asarray(gains.average(count), mean.dtype) * (eigenvectors - average)
+            ahead = Ahead(eigenvectors, learnt, average)
+            is_due = (count + 1) % refresh_every == 0
+            basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
         variances = variances + gain * (measure(basis, centred) - variances)
-        return EigenState(count, mean, basis, variances, oja, ahead)
+        return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
+
+    def settled(ahead):
+        return ahead.eigenvectors if ahead.average is None else online_pca.orthonormalize(ahead.average)
 
     return Scheme(init_fn, update_fn, lambda state: preconditioner(state.basis, state.variances))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blackjax.util import run_inference_algorithm
-from jax.extend.core import subjaxprs
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
@@ -22,6 +22,7 @@ SCHEMES = {
     "eigen_isotropic": lambda: hm.eigen(2, "isotropic"),
     "eigen_identity": lambda: hm.eigen_identity(2),
     "eigen_periods": lambda: hm.eigen(2, orthonormalize_every=2, refresh_every=4),
+    "eigen_averaged": lambda: hm.eigen(2, gains=hm.AVERAGED_GAINS),
     "eigen_authors": lambda: hm.eigen(2, gains=hm.AUTHORS_GAINS),
 }
 
@@ -119,10 +120,18 @@ def test_nonfinite_proposals_never_reach_the_learner():
 def largest_array(jaxpr):
     """Size of the largest array that a program computes, in nested programs too."""
     sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
-    return max(sizes + [largest_array(inner) for inner in subjaxprs(jaxpr)], default=0)
+    parameters = jax.tree.leaves([equation.params for equation in jaxpr.eqns], is_leaf=is_program)
+    nested = [getattr(leaf, "jaxpr", leaf) for leaf in parameters if is_program(leaf)]
+    return max(sizes + [largest_array(program) for program in nested], default=0)
 
 
-@pytest.mark.parametrize("name, limit", [("eigen", 4), ("eigen_isotropic", 4), ("eigen_identity", 4), ("diagonal", 4)])
+def is_program(parameter):
+    return isinstance(parameter, Jaxpr | ClosedJaxpr)
+
+
+@pytest.mark.parametrize(
+    "name, limit", [("eigen", 4), ("eigen_averaged", 4), ("eigen_isotropic", 4), ("eigen_identity", 4), ("diagonal", 4)]
+)
 def test_nothing_of_size_d_by_d(name, limit):
     """Every array in the program of a step at d = 4096, rank 2, 3 chains has at most `limit` * d numbers."""
     dim = 4096

@@ -5,6 +5,8 @@ Student's t with num_chains - 1 degrees of freedom whatever the autocorrelation.
 statistics, 1e-4 per test.
 """
 
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,7 +81,7 @@ def test_known_moments(case):
 @pytest.mark.parametrize("case", [gaussian_case, skewed_case], ids=["gaussian", "skewed"])
 def test_an_unadjusted_kernel_is_caught(case, monkeypatch):
     """Planted defect: accept every proposal."""
-    monkeypatch.setattr("householder_mcmc.mala.static_binomial_sampling", accept_all)
+    monkeypatch.setattr(import_module("householder_mcmc.mala"), "static_binomial_sampling", accept_all)
     logdensity, starts, truths, parameters = case()
     averages = chain_averages(logdensity, starts, parameters, 0, 4000)
     with pytest.raises(AssertionError):

@@ -88,13 +88,22 @@ def test_defaults_explore_the_second_gaussian(start):
         assert ess_per_1000_gradients(xs[:, 2500:]) > 55
 
 
-@pytest.mark.parametrize(
-    "target, rank, low, ess", [(FIRST, 3, 0.8, 80), (SECOND, 32, 0.75, 55)], ids=["first", "second"]
-)
-def test_warmup_then_freeze_explores_the_gaussians(target, rank, low, ess):
-    """The same bounds for frozen draws after a warm-up from one point."""
+@pytest.mark.parametrize("target, rank, ess", [(FIRST, 3, 80), (SECOND, 32, 35)], ids=["first", "second"])
+def test_averaged_eigenvectors_explore_fully(target, rank, ess):
+    """The map moves more slowly than the chains: what bias is left is inside the Monte Carlo error."""
+    xs, _ = adaptive_run(target, hm.eigen(rank, gains=hm.AVERAGED_GAINS), 8, 5000, seed=0, start="zero")
+    ratios = exploration(xs[:, 2500:], target)
+    assert np.all((0.85 < ratios) & (ratios < 1.15)), ratios
+    assert ess_per_1000_gradients(xs[:, 2500:]) > ess
+
+
+@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.AVERAGED_GAINS], ids=["default", "averaged"])
+@pytest.mark.parametrize("target, rank, ess", [(FIRST, 3, 80), (SECOND, 32, 45)], ids=["first", "second"])
+def test_warmup_then_freeze_explores_the_gaussians(target, rank, ess, gains):
+    """From one point. On the second Gaussian even the exact eigenvectors, frozen, give 62 (the tail is diagonal in an
+    arbitrary basis): what the adaptive run shows beyond that comes with its missing variance."""
     num_chains = 8
-    warmup = hm.warmup(target.logdensity, hm.eigen(rank), num_chains)
+    warmup = hm.warmup(target.logdensity, hm.eigen(rank, gains=gains), num_chains)
     (state, parameters), _ = warmup.run(jax.random.key(0), jnp.zeros((num_chains, 100)), num_steps=5000)
     kernel = hm.mala(target.logdensity, **parameters)
 
@@ -105,5 +114,5 @@ def test_warmup_then_freeze_explores_the_gaussians(target, rank, low, ess):
     keys = jax.random.split(jax.random.key(1), 2500)
     xs = np.asarray(jax.jit(lambda state: jax.lax.scan(one_step, state, keys)[1])(state), np.float64).transpose(1, 0, 2)
     ratios = exploration(xs, target)
-    assert np.all((low < ratios) & (ratios < 1.25)), ratios
+    assert np.all((0.8 < ratios) & (ratios < 1.25)), ratios
     assert ess_per_1000_gradients(xs) > ess

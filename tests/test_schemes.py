@@ -65,6 +65,21 @@ def test_eigen_update_is_algorithm_2(tail, dtype):
     np.testing.assert_allclose(covariance(scheme, run(scheme, positions)), expected, rtol=0, atol=tol)
 
 
+@pytest.mark.parametrize("refresh_every", [1, 2])
+def test_averaged_map_is_built_on_the_running_mean_of_ojas_eigenvectors(refresh_every):
+    """With a raw gain Oja's eigenvectors do not depend on the map, so those of `eigen` without average serve."""
+    positions = draws(4)
+    latest = hm.eigen(RANK, gains=CONSTANT)
+    averaged = hm.eigen(RANK, gains=CONSTANT._replace(average=lambda count: 0.25), refresh_every=refresh_every)
+    state, averaged_state, mean = latest.init(positions[0]), averaged.init(positions[0]), np.eye(RANK, DIM)
+    for x in positions:
+        state, averaged_state = latest.update(state, x), averaged.update(averaged_state, x)
+        mean = mean + 0.25 * (np.asarray(state.basis.eigenvectors) - mean)
+    q, r = np.linalg.qr(mean.T)
+    expected = (q * np.sign(np.diag(r))).T
+    np.testing.assert_allclose(averaged.preconditioner(averaged_state).rotation.eigenvectors, expected, atol=1e-5)
+
+
 def test_eigen_identity_is_the_unit_tail():
     positions = draws()
     unit, identity = hm.eigen(RANK, "unit", CONSTANT), hm.eigen_identity(RANK, CONSTANT)
@@ -73,15 +88,16 @@ def test_eigen_identity_is_the_unit_tail():
     )
 
 
+@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.AVERAGED_GAINS], ids=["default", "averaged"])
 @pytest.mark.parametrize("tail", TAILS)
-def test_eigen_learns_a_spiked_covariance_from_independent_draws(tail):
-    """Defaults, 3 chains of 4000 independent draws: whitened eigenvalues within 35% of 1. The bound is about five
+def test_eigen_learns_a_spiked_covariance_from_independent_draws(tail, gains):
+    """3 chains of 4000 independent draws: whitened eigenvalues within 35% of 1. The bound is about five
     standard errors of a variance learnt with memory 4000/3 updates of 3 draws, plus the eigenvectors' error."""
     rng = np.random.default_rng(1)
     basis = np.linalg.qr(rng.normal(size=(20, 20)))[0]
     target = Gaussian(rng.normal(size=20), (basis * np.r_[40.0, 20.0, np.ones(18)]) @ basis.T)
     positions = jnp.asarray(target.sample(rng, 12000).reshape(4000, 3, 20), jnp.float32)
-    scheme = hm.eigen(2, tail)
+    scheme = hm.eigen(2, tail, gains)
     root = np.asarray(scheme.preconditioner(run(scheme, positions)).to_dense(), np.float64)
     whitened = np.linalg.eigvalsh(np.linalg.solve(root, np.linalg.solve(root, target.covariance).T))
     assert 0.65 < whitened.min() and whitened.max() < 1.35
