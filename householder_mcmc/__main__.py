@@ -59,7 +59,7 @@ def _parser():
     sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
     sample.add_argument("--scheme", choices=SCHEMES, default="eigen")
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
-    for command, rank, num_warmup, num_draws in ((demo, 2, 20_000, 5_000), (sample, 3, 10_000, 4_000)):
+    for command, rank, num_warmup, num_draws in ((demo, 2, 12_000, 5_000), (sample, 3, 10_000, 4_000)):
         command.add_argument("--rank", type=_positive, default=rank, help="eigenvectors learnt (default %(default)s)")
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
