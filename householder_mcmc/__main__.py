@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import math
 import runpy
 import sys
 import time
@@ -20,6 +22,7 @@ import householder_mcmc as hm
 from householder_mcmc import item_response, report
 from householder_mcmc.adaptive_mala import ravel_chains, step_chains
 
+# The schemes of `householder_mcmc`, with the gains to use where the map is frozen after warm-up.
 SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),
@@ -41,6 +44,7 @@ def main(argv=None) -> int:
         argv = ["demo", *argv]
     arguments = _parser().parse_args(argv)
     try:
+        _check_outputs(arguments)
         (_demo if arguments.command == "demo" else _sample)(arguments)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,14 +61,16 @@ def _parser():
     demo = commands.add_parser("demo", help="sample a real 501-dimensional posterior and compare schemes")
     sample = commands.add_parser("sample", help="sample your own model")
     sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
-    sample.add_argument("--scheme", choices=SCHEMES, default="eigen")
+    sample.add_argument(
+        "--scheme", choices=SCHEMES, default="eigen", help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS"
+    )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     for command, rank, num_warmup, num_draws in ((demo, 2, 12_000, 5_000), (sample, 3, 10_000, 4_000)):
         command.add_argument("--rank", type=_positive, default=rank, help="eigenvectors learnt (default %(default)s)")
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
         command.add_argument("--draws", type=_positive, default=num_draws, help="per chain (default %(default)s)")
-        command.add_argument("--seed", type=int, default=0, help="(default %(default)s)")
+        command.add_argument("--seed", type=_seed, default=0, help="(default %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
         command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
     return parser
@@ -74,9 +80,10 @@ def _demo(arguments):
     logdensity, initial_position, reference = item_response.load()
     reference = [ravel_pytree(moment)[0] for moment in reference]
     positions = _initial_positions(initial_position, arguments)
+    schemes = {name: _scheme(name, logdensity, positions, arguments) for name in ("diagonal", "eigen")}
     summaries, spectra = {}, {}
-    for name in ("diagonal", "eigen"):
-        _, summaries[name], spectra[name] = _run(name, logdensity, positions, arguments, reference)
+    for name, scheme in schemes.items():
+        _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
     dim = len(reference[0])
     _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries, spectra)
 
@@ -85,24 +92,29 @@ def _sample(arguments):
     logdensity, initial_position = _load_model(arguments.model)
     positions = _initial_positions(initial_position, arguments)
     output = arguments.output or arguments.model.with_suffix(".nc" if _has_arviz() else ".npz")
-    if output.suffix not in (".nc", ".npz"):
-        raise UsageError(f"--output must end in .nc or .npz, got {output}.")
-    if output.suffix == ".nc" and not _has_arviz():
-        raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
+    _check_names(positions)
     _check_logdensity(logdensity, positions)
-    draws, summary, spectrum = _run(arguments.scheme, logdensity, positions, arguments)
-    _report(str(arguments.model), arguments, {arguments.scheme: summary}, {arguments.scheme: spectrum})
-    print(f"draws saved in {_save(draws, output)}")
+    name = arguments.scheme
+    scheme = _scheme(name, logdensity, positions, arguments)
+    draws, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
+    saved = _save(draws, output)
+    _report(str(arguments.model), arguments, {name: summary}, {name: spectrum})
+    print(f"draws saved in {saved}")
 
 
-def _run(name, logdensity, positions, arguments, reference=None):
-    """Warm up, freeze and sample: named draws (num_chains, num_draws, ...), summary, learnt spectrum."""
-    key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
+def _scheme(name, logdensity, positions, arguments):
+    """The scheme, if a sampler can start with it."""
     try:
         scheme = SCHEMES[name](arguments.rank)
-        hm.adaptive_mala.init(positions, logdensity, scheme, arguments.chains)  # raises on a start that cannot be run
+        hm.adaptive_mala.init(positions, logdensity, scheme, arguments.chains)
     except (ValueError, TypeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
+    return scheme
+
+
+def _run(name, scheme, logdensity, positions, arguments, reference=None):
+    """Warm up, freeze and sample: named draws (num_chains, num_draws, ...), summary, learnt spectrum."""
+    key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
     with _progress(f"{name}: warm-up"):
         start = time.perf_counter()
         warmup = hm.warmup(logdensity, scheme, arguments.chains)
@@ -143,22 +155,39 @@ def _report(title, arguments, summaries, spectra):
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
     print(f"{sizes}, seed {arguments.seed}\n")
     print(report.table(summaries), flush=True)
+    if any(name.startswith("eigen") for name in summaries):
+        print(f"\neigen: rank {arguments.rank}, gains hm.AVERAGED_GAINS")
     if arguments.json:
         options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
-        arguments.json.write_text(json.dumps({"options": options, "schemes": summaries}, indent=1))
+        arguments.json.write_text(json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1))
     if arguments.plot:
-        try:
-            report.figure(summaries, spectra, arguments.plot)
-        except ImportError as error:
-            raise UsageError("--plot needs matplotlib: pip install matplotlib.") from error
+        report.figure(summaries, spectra, arguments.plot)
+
+
+def _check_outputs(arguments):
+    """Before anything runs: what is asked for can be written."""
+    output = getattr(arguments, "output", None)
+    suffixes = {"json": None, "plot": (".png", ".pdf", ".svg"), "output": (".nc", ".npz")}
+    for option, path in {"json": arguments.json, "plot": arguments.plot, "output": output}.items():
+        if path is None:
+            continue
+        if suffixes[option] and path.suffix not in suffixes[option]:
+            raise UsageError(f"--{option} must end in {' or '.join(suffixes[option])}, got {path}.")
+        if not path.parent.is_dir():
+            raise UsageError(f"--{option}: no such folder: {path.parent}")
+    if output is not None and output.suffix == ".nc" and not _has_arviz():
+        raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
+    if arguments.plot and not importlib.util.find_spec("matplotlib"):
+        raise UsageError("--plot needs matplotlib: pip install matplotlib.")
 
 
 def _load_model(path):
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
+    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
     try:
         model = runpy.run_path(str(path))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{path} does not run: {_one_line(error)}") from error
     if not callable(model.get("logdensity")):
         raise UsageError(f"{path} must define a function logdensity(position).")
@@ -169,7 +198,9 @@ def _load_model(path):
 
 def _initial_positions(initial_position, arguments):
     """Starting points with a leading chain axis: one draw per chain of a function, or copies of a pytree."""
-    keys = jax.random.split(jax.random.key(arguments.seed + 1), arguments.chains)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
+    if not callable(initial_position) and not jax.tree.leaves(initial_position):
+        raise UsageError("initial_position has no arrays.")
     try:
         if callable(initial_position):
             return jax.vmap(initial_position)(keys)
@@ -188,11 +219,33 @@ def _check_logdensity(logdensity, positions):
         raise UsageError(f"logdensity must return a scalar, got {value}.")
 
 
+def _names(positions):
+    """The name of each leaf: its path, or x."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(positions)]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
+
+
+def _check_names(positions):
+    names = _names(positions)
+    if len(set(names)) < len(names):
+        raise UsageError(f"two parameters have the same name: {sorted(names)}.")
+    if "file" in names:
+        raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
+
+
 def _name_draws(positions):
-    """Leaves by path: leaves (num_draws, num_chains, ...) as arrays (num_chains, num_draws, ...)."""
-    leaves = jax.tree_util.tree_leaves_with_path(positions)
-    name = partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path) or "x": np.moveaxis(np.asarray(leaf), 0, 1) for path, leaf in leaves}
+    """Leaves (num_draws, num_chains, ...) by name, as arrays (num_chains, num_draws, ...)."""
+    leaves = [np.moveaxis(np.asarray(leaf), 0, 1) for leaf in jax.tree.leaves(positions)]
+    return dict(zip(_names(positions), leaves, strict=True))
+
+
+def _without_nan(value):
+    """JSON has no NaN: null instead."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value if math.isfinite(value) else None
 
 
 def _save(draws, output):
@@ -234,6 +287,13 @@ def _positive(text):
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _seed(text):
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2^32 - 1, got {value}")
     return value
 
 

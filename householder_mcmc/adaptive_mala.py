@@ -58,9 +58,15 @@ def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_
     ValueError
         If a leaf lacks the chain axis, or a start is not finite.
     TypeError
-        If a leaf is not floating point.
+        If a leaf is not floating point, or `scheme` is not a `Scheme`.
     """
-    positions = jax.tree.map(jnp.asarray, positions)
+    if num_chains < 1:
+        raise ValueError(f"num_chains must be at least 1, got {num_chains}.")
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
+    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), positions)  # strips weak types
+    if not jax.tree.leaves(positions):
+        raise ValueError("positions has no arrays.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
         name = f"positions{jax.tree_util.keystr(path)}"
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -89,10 +95,11 @@ def build_kernel(
         preconditioner = scheme.preconditioner(state.scheme)
         chains, info = step_chains(rng_key, state.chains, logdensity_fn, state.step_size, preconditioner)
         gain = jnp.asarray(step_size_gain(state.count), state.log_sigma.dtype)
+        acceptance_rate = jnp.mean(info.acceptance_rate).astype(gain.dtype)
         new_state = AdaptiveMALAState(
             chains=chains,
             scheme=scheme.update(state.scheme, ravel_chains(chains.position)),
-            log_sigma=state.log_sigma + gain * (jnp.mean(info.acceptance_rate) - target_acceptance_rate),
+            log_sigma=state.log_sigma + gain * (acceptance_rate - target_acceptance_rate),
             count=optax.safe_increment(state.count),
         )
         return new_state, AdaptiveMALAInfo(*info, state.step_size)

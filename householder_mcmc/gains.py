@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import optax
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 
 def power_decay(exponent: float, coefficient: float = 1.0, offset: float = 0.0) -> optax.Schedule:
     """coefficient * (t + offset)^-exponent at the t-th update, t = 1, 2, ... (Hird & Livingstone 2026, Algorithm 1)."""
-    return lambda count: coefficient * (count + 1.0 + offset) ** -exponent
+    return lambda count: coefficient * (jnp.asarray(count, float) + 1 + offset) ** -exponent
 
 
 def growing_memory(forgetting: float) -> optax.Schedule:
@@ -25,7 +26,7 @@ def growing_memory(forgetting: float) -> optax.Schedule:
 
     The memory grows with the run, so it outlasts the chain's mixing time, and still forgets the start.
     """
-    return lambda count: forgetting / (count + 1.0 + forgetting)
+    return lambda count: forgetting / (jnp.asarray(count, float) + 1 + forgetting)
 
 
 class Gains(NamedTuple):
@@ -50,6 +51,7 @@ AVERAGED_GAINS = DEFAULT_GAINS._replace(average=growing_memory(3.0))
 
 # What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
 # only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.
+# In float32 an increment longer than 2896 is cut to that (`online_pca.project_to_orthonormal_rows`).
 AUTHORS_GAINS = Gains(moments=power_decay(0.7, offset=1.0), oja=power_decay(0.7), relative=False)
 
 # Of the step on log sigma, in the default and in the authors' settings.

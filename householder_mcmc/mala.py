@@ -17,7 +17,7 @@ from blackjax.mcmc.proposal import static_binomial_sampling
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
-from householder_mcmc.preconditioners import as_preconditioner
+from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
 __all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "require_finite"]
 
@@ -56,9 +56,10 @@ def build_kernel() -> Callable:
         rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
     ) -> tuple[MALAState, MALAInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
-        preconditioner = as_preconditioner(inverse_mass_matrix)
         key_noise, key_accept = jax.random.split(rng_key)
         x, unravel = ravel_pytree(state.position)
+        preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
+        step_size = jnp.asarray(step_size, x.dtype)
 
         def drift(logdensity_grad):
             return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
@@ -68,12 +69,11 @@ def build_kernel() -> Callable:
         position = unravel(x + preconditioner.apply(move))
         proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
 
-        # the whitened noise of the reverse move is -(move + drift(proposal)) / sqrt(2 step_size)
-        reverse = (move + drift(proposal.logdensity_grad)) / jnp.sqrt(2 * step_size)
-        log_q_ratio = (jnp.sum(noise**2) - jnp.sum(reverse**2)) / 2
-        log_ratio = proposal.logdensity - state.logdensity + log_q_ratio
+        drifts = drift(state.logdensity_grad) + drift(proposal.logdensity_grad)
+        log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
 
         is_nonfinite = ~_is_finite(proposal)
+        log_ratio = jnp.where(jnp.isfinite(state.logdensity), log_ratio, jnp.inf)  # a bad start is left at once
         log_ratio = jnp.where(is_nonfinite | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
         state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(key_accept, log_ratio, state, proposal)
         return state, MALAInfo(acceptance_rate, is_accepted, is_nonfinite)
@@ -101,9 +101,19 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
         state = kernel.init(position)
         state, info = jax.jit(kernel.step)(rng_key, state)
     """
+    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
+        raise ValueError(f"step_size must be positive, got {step_size}.")
     return build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
     )
+
+
+def _log_q_ratio(noise, drifts):
+    """log q(y -> x) - log q(x -> y): the noise of the reverse move is -(noise + drifts), all whitened.
+
+    Half the difference of squared lengths, as a product that does not cancel.
+    """
+    return -jnp.sum(drifts * (noise + drifts / 2))
 
 
 def require_finite(state: MALAState) -> None:
@@ -113,11 +123,12 @@ def require_finite(state: MALAState) -> None:
     batched = jax.vmap(_is_finite) if jnp.ndim(state.logdensity) else _is_finite
     is_finite = np.atleast_1d(batched(state))
     if not is_finite.all():
-        chains = np.flatnonzero(~is_finite).tolist()
-        where = f" of chains {chains}" if jnp.ndim(state.logdensity) else ""
+        where = f" of chains {np.flatnonzero(~is_finite).tolist()}" if jnp.ndim(state.logdensity) else ""
+        values = np.atleast_1d(np.asarray(state.logdensity))[~is_finite]
+        what = "log-density" if not np.isfinite(values).all() else "gradient"
         raise ValueError(
-            "the log-density and its gradient must be finite at the start, "
-            f"got log-density {np.asarray(state.logdensity)}; the start{where} is outside the support or overflows."
+            f"the log-density and its gradient must be finite at the start{where}: "
+            f"the {what} is not, with log-density {values.tolist()}."
         )
 
 

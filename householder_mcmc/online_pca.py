@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from householder_mcmc.linalg import dot
+
 __all__ = [
     "oja",
     "oja_increment",
@@ -50,7 +52,7 @@ def oja_increment(projections: Array, centred: Array) -> Array:
 
     projections (num_chains, rank): V dx. centred (num_chains, d): dx = x - mean.
     """
-    return _dot(projections.T, centred) / centred.shape[0]
+    return dot(projections.T, centred) / centred.shape[0]
 
 
 def relative_increment(eigenvectors: Array, projections: Array, centred: Array, variances: Array) -> Array:
@@ -69,8 +71,13 @@ def project_to_orthonormal_rows() -> optax.GradientTransformation:
 
 
 def project_to_unit_rows() -> optax.GradientTransformation:
-    """Replace an update by the one that lands on rows of unit length. Stateless."""
-    return _project(lambda rows: rows / jnp.linalg.norm(rows, axis=1, keepdims=True))
+    """Replace an update by the one that lands on rows of unit length (or zero). Stateless."""
+
+    def normalize(rows):
+        lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
+        return rows / jnp.where(lengths > 0, lengths, 1)
+
+    return _project(normalize)
 
 
 def orthonormalize(rows: Array) -> Array:
@@ -92,14 +99,10 @@ def _project(onto):
 
 
 def _shorten(updates):
-    """Updates cut to length eps^(-1/2): beyond that their sum with unit rows loses the rows to rounding.
+    """Updates cut to length eps^(-1/2), which is a step with a smaller gain.
 
-    The direction a row lands on changes by at most about eps^(1/2).
+    Beyond that length their sum with unit rows loses the rows to rounding.
     """
     size = jnp.maximum(jnp.max(jnp.abs(updates)), 1)  # squares of raw updates may overflow
     limit = jnp.finfo(updates.dtype).eps ** -0.5 / size
     return updates * (limit / jnp.maximum(jnp.linalg.norm(updates / size), limit))
-
-
-def _dot(a, b):
-    return jnp.matmul(a, b, precision="highest")

@@ -9,12 +9,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax import Array
 
+from householder_mcmc.linalg import check_vector, dot
 from householder_mcmc.reflections import CompactReflections, SequentialReflections
 
-__all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner"]
+__all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner", "cast_floats"]
 
 
 @runtime_checkable
@@ -37,10 +39,10 @@ class Diagonal(NamedTuple):
     scales: Array
 
     def apply(self, z: Array) -> Array:
-        return self.scales * z
+        return _scale(self.scales, z)
 
     def apply_transpose(self, g: Array) -> Array:
-        return self.scales * g
+        return _scale(self.scales, g)
 
     def to_dense(self) -> Array:
         return jnp.diag(self.scales)
@@ -52,10 +54,10 @@ class Dense(NamedTuple):
     cholesky: Array
 
     def apply(self, z: Array) -> Array:
-        return _dot(self.cholesky, z)
+        return dot(self.cholesky, check_vector(z, self.cholesky.shape[1]))
 
     def apply_transpose(self, g: Array) -> Array:
-        return _dot(g, self.cholesky)
+        return dot(check_vector(g, self.cholesky.shape[0]), self.cholesky)
 
     def to_dense(self) -> Array:
         return self.cholesky
@@ -91,17 +93,17 @@ class LowRank(NamedTuple):
         return cls(scales, eigenvectors, 1 + singular_values**2)
 
     def apply(self, z: Array) -> Array:
-        return self.scales * self._root(z)
+        return self.scales * self._root(check_vector(z, self.scales.shape[0]))
 
     def apply_transpose(self, g: Array) -> Array:
-        return self._root(self.scales * g)
+        return self._root(_scale(self.scales, g))
 
     def to_dense(self) -> Array:
         return _to_dense(self, self.scales)
 
     def _root(self, x):
         stretch = jnp.sqrt(self.eigenvalues) - 1
-        return x + _dot(stretch * _dot(self.eigenvectors, x), self.eigenvectors)
+        return x + dot(stretch * dot(self.eigenvectors, x), self.eigenvectors)
 
 
 class Householder(NamedTuple):
@@ -115,10 +117,10 @@ class Householder(NamedTuple):
     scales: Array
 
     def apply(self, z: Array) -> Array:
-        return self.rotation.apply(self.scales * z)
+        return self.rotation.apply(_scale(self.scales, z))
 
     def apply_transpose(self, g: Array) -> Array:
-        return self.scales * self.rotation.apply_transpose(g)
+        return _scale(self.scales, self.rotation.apply_transpose(g))
 
     def to_dense(self) -> Array:
         return _to_dense(self, self.scales)
@@ -138,7 +140,7 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
     TypeError
         If it is none of these.
     ValueError
-        If an array has another shape.
+        If an array has another shape, or variances that are not positive (unless traced).
     """
     if isinstance(inverse_mass_matrix, LowRankInverseMassMatrix):
         sigma, u, lam = inverse_mass_matrix
@@ -152,6 +154,10 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
             "inverse_mass_matrix must be a (d,) or (d, d) array, a LowRankInverseMassMatrix or a preconditioner, "
             f"got {type(inverse_mass_matrix).__name__}."
         ) from error
+    if array.ndim in (1, 2) and not isinstance(array, jax.core.Tracer):
+        variances = np.asarray(array) if array.ndim == 1 else np.diag(array)
+        if not np.all(variances > 0):
+            raise ValueError(f"inverse_mass_matrix must have positive variances, got {variances}.")
     if array.ndim == 1:
         return Diagonal(jnp.sqrt(array))
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
@@ -159,9 +165,18 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
     raise ValueError(f"inverse_mass_matrix must have shape (d,) or (d, d), got {array.shape}.")
 
 
+def cast_floats(preconditioner: Preconditioner, dtype) -> Preconditioner:
+    """The preconditioner with its floating point arrays in `dtype`."""
+
+    def cast(leaf):
+        return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+
+    return jax.tree.map(cast, preconditioner)
+
+
+def _scale(scales, x):
+    return scales * check_vector(x, scales.shape[0])
+
+
 def _to_dense(preconditioner, like):
     return jax.vmap(preconditioner.apply, out_axes=1)(jnp.eye(like.shape[0], dtype=like.dtype))
-
-
-def _dot(a, b):
-    return jnp.matmul(a, b, precision="highest")

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from householder_mcmc.linalg import check_vector, dot
+
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
 
 
@@ -31,10 +33,12 @@ class SequentialReflections(NamedTuple):
 
     def apply(self, x: Array) -> Array:
         """Q @ x for x (d,). O(rank d), `rank` dependent passes over x."""
+        x = check_vector(x, self.normals.shape[1])
         return lax.scan(_reflect, _flip(x, self.signs), self.normals)[0]
 
     def apply_transpose(self, x: Array) -> Array:
         """Q.T @ x for x (d,). O(rank d), `rank` dependent passes over x."""
+        x = check_vector(x, self.normals.shape[1])
         reflected, _ = lax.scan(_reflect, x, self.normals, reverse=True)
         return _flip(reflected, self.signs)
 
@@ -55,10 +59,12 @@ class CompactReflections(NamedTuple):
 
     def apply(self, x: Array) -> Array:
         """Q @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
+        x = check_vector(x, self.eigenvectors.shape[1])
         return self._update(_flip(x, self.signs), self.core)
 
     def apply_transpose(self, x: Array) -> Array:
         """Q.T @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
+        x = check_vector(x, self.eigenvectors.shape[1])
         return _flip(self._update(x, self.core.T), self.signs)
 
     def to_dense(self) -> Array:
@@ -68,9 +74,9 @@ class CompactReflections(NamedTuple):
     def _update(self, x, core):
         """x + W core W^T x, with W read off the eigenvectors."""
         rank = self.signs.shape[0]
-        coordinates = self.signs * _dot(self.eigenvectors, x) - x[:rank]
-        weights = _dot(core, coordinates)
-        return (x + _dot(self.signs * weights, self.eigenvectors)).at[:rank].add(-weights)
+        coordinates = self.signs * dot(self.eigenvectors, x) - x[:rank]
+        weights = dot(core, coordinates)
+        return (x + dot(self.signs * weights, self.eigenvectors)).at[:rank].add(-weights)
 
 
 def sequential(eigenvectors: Array) -> SequentialReflections:
@@ -97,7 +103,7 @@ def sequential(eigenvectors: Array) -> SequentialReflections:
         k, eigenvector = k_and_eigenvector
         axis = jnp.zeros(dim, eigenvectors.dtype).at[k].set(1)
         image, _ = lax.scan(_reflect, axis, normals)  # rows not yet built are zero: they reflect nothing
-        sign = _long_sign(_dot(image, eigenvector))
+        sign = _long_sign(dot(image, eigenvector))
         normal = image - sign * eigenvector
         return normals.at[k].set(normal / jnp.linalg.norm(normal)), sign
 
@@ -133,7 +139,8 @@ def compact(eigenvectors: Array) -> CompactReflections:
 def _elimination_signs(block):
     """The signs of the sequential form, from eliminating the (rank, rank) block of leading coordinates.
 
-    After k - 1 steps entry (k, k) is <H_{k-1} ... H_1 e_k, v_k>; the pivot s_k A_kk - 1 has size at least 1.
+    After k - 1 steps entry (k, k) is <H_{k-1} ... H_1 e_k, v_k>; the pivot s_k A_kk - 1 has size at least 1, to
+    rounding.
     """
     rank = block.shape[0]
     index = jnp.arange(rank)
@@ -150,7 +157,7 @@ def _elimination_signs(block):
 
 
 def _long_sign(overlap):
-    """The sign s with |image - s v| >= sqrt(2), given overlap = <image, v>.
+    """The sign s with |image - s v| >= sqrt(2), to rounding, given overlap = <image, v>.
 
     Orthogonal images (permuted axes, say) take s = 1 whatever the rounding of their overlap.
     """
@@ -158,19 +165,15 @@ def _long_sign(overlap):
 
 
 def _reflect(x, normal):
-    return x - 2 * normal * _dot(normal, x), None
+    return x - 2 * normal * dot(normal, x), None
 
 
 def _flip(x, signs):
-    return jnp.asarray(x).at[: signs.shape[0]].multiply(signs)
+    return x.at[: signs.shape[0]].multiply(signs)
 
 
 def _to_dense(rotation, like):
     return jax.vmap(rotation.apply, out_axes=1)(jnp.eye(like.shape[1], dtype=like.dtype))
-
-
-def _dot(a, b):
-    return jnp.matmul(a, b, precision="highest")
 
 
 def _check(eigenvectors):

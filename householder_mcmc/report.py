@@ -17,8 +17,8 @@ _ROWS = {
     "median_ess_per_second": ("median ESS per second of sampling", "{:.1f}"),
     "min_ess_per_1000_gradients": ("min ESS per 1000 gradients", "{:.2f}"),
     "median_ess_per_1000_gradients": ("median ESS per 1000 gradients", "{:.2f}"),
-    "min_ess_per_1000_gradients_with_warmup": ("min ESS, warm-up included", "{:.2f}"),
-    "median_ess_per_1000_gradients_with_warmup": ("median ESS, warm-up included", "{:.2f}"),
+    "min_ess_per_1000_gradients_with_warmup": ("min ESS per 1000 gradients, warm-up included", "{:.2f}"),
+    "median_ess_per_1000_gradients_with_warmup": ("median ESS per 1000 gradients, warm-up included", "{:.2f}"),
     "acceptance_rate": ("acceptance rate", "{:.3f}"),
     "max_rhat": ("max R-hat", "{:.3f}"),
     "max_abs_z": ("max |z| of the means", "{:.2f}"),
@@ -48,7 +48,7 @@ def summarise(draws, acceptance_rate, num_nonfinite, num_warmup, warmup_seconds,
 
     Returns
     -------
-    dict of floats, and of `ess` and `rhat` as lists of length d.
+    dict of floats, and of `ess` and `rhat` as lists of length d; NaN where there are too few chains or draws.
     """
     num_chains, num_draws, _ = draws.shape
     ess_bulk, ess_mean, rhat = (np.asarray(values) for values in _diagnostics(draws))

@@ -14,7 +14,16 @@ from jax import Array, lax
 
 from householder_mcmc import online_pca, reflections
 from householder_mcmc.gains import DEFAULT_GAINS, Gains
-from householder_mcmc.preconditioners import Dense, Diagonal, Householder, LowRank, Preconditioner, as_preconditioner
+from householder_mcmc.linalg import dot
+from householder_mcmc.preconditioners import (
+    Dense,
+    Diagonal,
+    Householder,
+    LowRank,
+    Preconditioner,
+    as_preconditioner,
+    cast_floats,
+)
 
 __all__ = ["Scheme", "none", "fixed", "diagonal", "dense", "eigen", "eigen_identity"]
 
@@ -53,7 +62,7 @@ def fixed(preconditioner) -> Scheme:
             image = None
         if image is None or image.shape != positions[0].shape:
             raise ValueError(f"the fixed preconditioner does not act on positions with d = {positions.shape[1]}.")
-        return preconditioner
+        return cast_floats(preconditioner, positions.dtype)
 
     return Scheme(init_fn, _keep, _itself)
 
@@ -89,7 +98,7 @@ def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
 
     return _moments(
         start=lambda mean: jnp.eye(mean.shape[0], dtype=mean.dtype),
-        increment=lambda centred: _dot(centred.T, centred) / centred.shape[0],
+        increment=lambda centred: dot(centred.T, centred) / centred.shape[0],
         preconditioner=preconditioner,
         gains=gains,
     )
@@ -129,7 +138,7 @@ def eigen(
     tail: str = "free",
     gains: Gains = DEFAULT_GAINS,
     orthonormalize_every: int = 1,
-    refresh_every: int = 1,
+    refresh_every: int | None = None,
 ) -> Scheme:
     """Learn the `rank` leading eigenvectors of the covariance by Oja's rule, and the variances along them.
 
@@ -149,7 +158,8 @@ def eigen(
     orthonormalize_every
         Orthonormalise the eigenvectors at every p-th update.
     refresh_every
-        Rebuild the map from the learnt eigenvectors at every I-th update, a multiple of `orthonormalize_every`.
+        Rebuild the map from the learnt eigenvectors at every I-th update, a multiple of `orthonormalize_every`, which
+        is the default.
 
     Returns
     -------
@@ -165,6 +175,7 @@ def eigen(
     if tail not in _TAILS:
         raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
     optimiser = online_pca.oja(gains.oja, orthonormalize_every)
+    refresh_every = orthonormalize_every if refresh_every is None else refresh_every
     if refresh_every < 1 or refresh_every % orthonormalize_every:
         raise ValueError(
             "refresh_every must be a positive multiple of orthonormalize_every, since a map is built on orthonormal "
@@ -199,7 +210,7 @@ def eigen(
         if map_is_latest:
             ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
         eigenvectors, learnt, average = ahead
-        projections = _dot(centred, eigenvectors.T)
+        projections = dot(centred, eigenvectors.T)
         if gains.relative:
             increment = online_pca.relative_increment(eigenvectors, projections, centred, learnt)
         else:
@@ -214,8 +225,11 @@ def eigen(
             if gains.average is not None:
                 average = average + jnp.asarray(gains.average(count), mean.dtype) * (eigenvectors - average)
             ahead = Ahead(eigenvectors, learnt, average)
-            is_due = (count + 1) % refresh_every == 0
-            basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
+            if refresh_every == 1:
+                basis = build(settled(ahead))
+            else:
+                is_due = (count + 1) % refresh_every == 0
+                basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
         variances = variances + gain * (measure(basis, centred) - variances)
         return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
 
@@ -226,7 +240,7 @@ def eigen(
 
 
 def eigen_identity(
-    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 1, refresh_every: int = 1
+    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 1, refresh_every: int | None = None
 ) -> Scheme:
     """`eigen` with all trailing scales 1: the paper's `eigen_identity`."""
     return eigen(rank, "unit", gains, orthonormalize_every, refresh_every)
@@ -250,18 +264,19 @@ def _along_columns(rotation, centred):
 
 
 def _along_eigenvectors(eigenvectors, centred):
-    return jnp.mean(_dot(centred, eigenvectors.T) ** 2, axis=0)
+    return jnp.mean(dot(centred, eigenvectors.T) ** 2, axis=0)
 
 
 def _along_eigenvectors_and_rest(eigenvectors, centred):
     rank, dim = eigenvectors.shape
-    projections = _dot(centred, eigenvectors.T)
-    residuals = centred - _dot(projections, eigenvectors)
+    projections = dot(centred, eigenvectors.T)
+    residuals = centred - dot(projections, eigenvectors)
     rest = jnp.mean(jnp.sum(residuals**2, axis=1)) / (dim - rank) if rank < dim else jnp.ones((), centred.dtype)
     return jnp.append(jnp.mean(projections**2, axis=0), rest)
 
 
 def _low_rank(eigenvectors, variances, rest):
+    rest = jnp.maximum(rest, jnp.finfo(eigenvectors.dtype).tiny)
     scales = jnp.full(eigenvectors.shape[1], jnp.sqrt(rest), eigenvectors.dtype)
     return LowRank(scales, eigenvectors, variances / rest)
 
@@ -311,7 +326,3 @@ def _keep(state, positions):
 
 def _itself(state):
     return state
-
-
-def _dot(a, b):
-    return jnp.matmul(a, b, precision="highest")

@@ -6,22 +6,28 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from blackjax.adaptation.base import AdaptationResults
-from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
 from householder_mcmc import adaptive_mala
+from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.schemes import Scheme
 
 __all__ = ["WarmupInfo", "warmup"]
+
+# Of the last phase: steps on log sigma, and their average.
+_TUNE_GAIN = power_decay(0.6, offset=9.0)
+_AVERAGE_GAIN = growing_memory(3.0)
 
 
 class WarmupInfo(NamedTuple):
     """What happened in a warm-up.
 
-    acceptance_rate (num_chains,): mean over the last phase, in which the map was frozen. num_nonfinite (num_chains,):
-    non-finite proposals in the whole warm-up. history: what `keep` returned at each learning step, stacked.
+    acceptance_rate (num_chains,): mean over the last phase, in which the map was frozen; NaN if that has no step.
+    num_nonfinite (num_chains,): non-finite proposals in the whole warm-up. history: what `keep` returned at each
+    learning step, stacked.
     """
 
     acceptance_rate: Array
@@ -35,22 +41,20 @@ def warmup(
     num_chains: int = 4,
     *,
     target_acceptance_rate: float = 0.574,
+    step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
     keep: Callable = lambda state, info: None,
-    **adaptive_mala_options,
 ) -> AdaptationAlgorithm:
     """Learn a preconditioner and a step size with `adaptive_mala`, and return them frozen.
 
-    The last tenth of the steps keeps the map and adapts only the step size, by BlackJAX's dual averaging.
+    The last tenth of the steps keeps the map and adapts only the step size, and averages it.
 
     Parameters
     ----------
-    logdensity_fn, scheme, num_chains, target_acceptance_rate
+    logdensity_fn, scheme, num_chains, target_acceptance_rate, step_size_gain
         As for `adaptive_mala`.
     keep
         (AdaptiveMALAState, AdaptiveMALAInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
-    **adaptive_mala_options
-        Passed on to `adaptive_mala.build_kernel`.
 
     Returns
     -------
@@ -65,39 +69,42 @@ def warmup(
         kernel = hm.mala(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
-    kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, **adaptive_mala_options)
+    kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
 
-    def learn(carry, rng_key):
+    def learn(carry, key):
         state, num_nonfinite = carry
-        state, info = kernel(rng_key, state, logdensity_fn)
+        state, info = kernel(jax.random.fold_in(key, state.count), state, logdensity_fn)
         return (state, num_nonfinite + info.is_nonfinite), keep(state, info)
+
+    def tune(carry, key, preconditioner):
+        """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
+        chains, log_sigma, average, acceptance_rate, num_nonfinite, count = carry
+        step_size = jnp.exp(2 * log_sigma) / 2
+        key = jax.random.fold_in(key, count)
+        chains, info = adaptive_mala.step_chains(key, chains, logdensity_fn, step_size, preconditioner)
+        error = (jnp.mean(info.acceptance_rate) - target_acceptance_rate).astype(log_sigma.dtype)
+        log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
+        average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
+        acceptance_rate = acceptance_rate + info.acceptance_rate
+        return (chains, log_sigma, average, acceptance_rate, num_nonfinite + info.is_nonfinite, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
     def adapt(rng_key, state, num_steps):
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
-        num_nonfinite = jnp.zeros(num_chains, jnp.int32)
-        keys = jax.random.split(key_learn, num_steps - num_final)
-        (state, num_nonfinite), history = jax.lax.scan(learn, (state, num_nonfinite), keys)
+        carry = state, jnp.zeros(num_chains, jnp.int32)
+        carry, history = jax.lax.scan(lambda carry, _: learn(carry, key_learn), carry, length=num_steps - num_final)
+        state, num_nonfinite = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
-        da_init, da_update, da_final = dual_averaging_adaptation(target_acceptance_rate)
+        zeros = jnp.zeros_like(state.chains.logdensity)
+        carry = state.chains, state.log_sigma, state.log_sigma, zeros, num_nonfinite, jnp.zeros((), jnp.int32)
+        carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
+        chains, _, log_sigma, acceptance_rate, num_nonfinite, _ = carry
 
-        def tune(carry, rng_key):
-            chains, averaging, num_nonfinite, acceptance_rate = carry
-            step_size = jnp.exp(averaging.log_step_size).astype(state.log_sigma.dtype)
-            chains, info = adaptive_mala.step_chains(rng_key, chains, logdensity_fn, step_size, preconditioner)
-            averaging = da_update(averaging, jnp.mean(info.acceptance_rate))
-            return (chains, averaging, num_nonfinite + info.is_nonfinite, acceptance_rate + info.acceptance_rate), None
-
-        carry = state.chains, da_init(state.step_size), num_nonfinite, jnp.zeros_like(state.chains.logdensity)
-        (chains, averaging, num_nonfinite, acceptance_rate), _ = jax.lax.scan(
-            tune, carry, jax.random.split(key_final, num_final)
-        )
-        step_size = da_final(averaging).astype(state.log_sigma.dtype) if num_final else state.step_size
-        parameters = {"step_size": step_size, "inverse_mass_matrix": preconditioner}
-        info = WarmupInfo(acceptance_rate / max(num_final, 1), num_nonfinite, history)
-        return AdaptationResults(chains, parameters), info
+        parameters = {"step_size": jnp.exp(2 * log_sigma) / 2, "inverse_mass_matrix": preconditioner}
+        acceptance_rate = acceptance_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
+        return AdaptationResults(chains, parameters), WarmupInfo(acceptance_rate, num_nonfinite, history)
 
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):
         if num_steps < 0:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blackjax.util import run_inference_algorithm
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from programs import assert_full_precision, largest_array
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
@@ -42,7 +42,7 @@ def test_contract(scheme, dtype):
     state = sampler.init(starts(dtype))
     final, history = run_inference_algorithm(jax.random.key(1), sampler, 20, initial_state=state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, final)
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(final) if not isinstance(leaf, float))
+    assert all(isinstance(leaf, jax.Array) and not leaf.weak_type for leaf in jax.tree.leaves(state))
     assert final.position.dtype == final.log_sigma.dtype == dtype
     chex.assert_tree_all_finite(final)
     assert history[0].position.shape == (20, NUM_CHAINS, DIM)
@@ -52,7 +52,7 @@ def test_contract(scheme, dtype):
     compiled, _ = sampler.step(key, state)
     with jax.disable_jit():
         eager, _ = sampler.step(key, state)
-    batched, _ = jax.vmap(sampler.step)(key[None], jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state))
+    batched, _ = jax.vmap(sampler.step)(key[None], jax.tree.map(lambda leaf: leaf[None], state))
     chex.assert_trees_all_close(compiled, eager, rtol=tol, atol=tol)
     chex.assert_trees_all_close(compiled, jax.tree.map(lambda leaf: leaf[0], batched), rtol=tol, atol=tol)
 
@@ -117,18 +117,6 @@ def test_nonfinite_proposals_never_reach_the_learner():
     chex.assert_tree_all_finite(state)
 
 
-def largest_array(jaxpr):
-    """Size of the largest array that a program computes, in nested programs too."""
-    sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
-    parameters = jax.tree.leaves([equation.params for equation in jaxpr.eqns], is_leaf=is_program)
-    nested = [getattr(leaf, "jaxpr", leaf) for leaf in parameters if is_program(leaf)]
-    return max(sizes + [largest_array(program) for program in nested], default=0)
-
-
-def is_program(parameter):
-    return isinstance(parameter, Jaxpr | ClosedJaxpr)
-
-
 @pytest.mark.parametrize(
     "name, limit", [("eigen", 4), ("eigen_averaged", 4), ("eigen_isotropic", 4), ("eigen_identity", 4), ("diagonal", 4)]
 )
@@ -139,6 +127,32 @@ def test_nothing_of_size_d_by_d(name, limit):
     state = sampler.init(jnp.ones((NUM_CHAINS, dim)))
     program = jax.make_jaxpr(sampler.step)(jax.random.key(0), state)
     assert dim * NUM_CHAINS <= largest_array(program.jaxpr) <= limit * dim
+
+
+@pytest.mark.parametrize("name", ["dense", "eigen", "eigen_isotropic", "eigen_identity", "eigen_averaged"])
+def test_products_ask_for_full_precision(name):
+    sampler = hm.adaptive_mala(skewed_logdensity, SCHEMES[name](), NUM_CHAINS)
+    assert_full_precision(jax.make_jaxpr(sampler.step)(jax.random.key(0), sampler.init(starts())).jaxpr)
+
+
+def test_float32_positions_stay_float32_with_x64(scheme, x64):
+    """Also where the density is float64, from data that are."""
+    data = jnp.ones(DIM)
+    sampler = hm.adaptive_mala(lambda x: jnp.sum(data) + skewed_logdensity(x), scheme, NUM_CHAINS)
+    state, _ = run_inference_algorithm(jax.random.key(0), sampler, 5, initial_state=sampler.init(starts()))
+    assert data.dtype == jnp.float64
+    assert state.position.dtype == state.log_sigma.dtype == jnp.float32
+    assert all(leaf.dtype != jnp.float64 for leaf in jax.tree.leaves(state.scheme))
+
+
+def test_starts_at_one_point_with_full_gains_stay_finite():
+    """A gain of 1 and chains that have not moved leave no variance at all; the density refuses every first move."""
+    gains = hm.Gains(moments=hm.power_decay(0.7), oja=hm.power_decay(0.7))
+    for scheme in (hm.eigen(2, tail, gains, period) for tail in ("free", "isotropic", "unit") for period in (1, 2)):
+        sampler = hm.adaptive_mala(lambda x: jnp.where(jnp.all(x == 0), 0.0, -jnp.inf), scheme, NUM_CHAINS)
+        state = sampler.init(jnp.zeros((NUM_CHAINS, DIM)))
+        state, _ = run_inference_algorithm(jax.random.key(0), sampler, 4, initial_state=state)
+        chex.assert_tree_all_finite(state)
 
 
 def test_the_size_check_sees_the_dense_scheme():
@@ -159,6 +173,15 @@ def test_the_size_check_sees_the_dense_scheme():
 def test_bad_positions(positions, error, message):
     with pytest.raises(error, match=message):
         hm.adaptive_mala(lambda x: 0.0, hm.none(), NUM_CHAINS).init(positions)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="scheme must be a Scheme"):
+        hm.adaptive_mala(skewed_logdensity, hm.eigen, NUM_CHAINS).init(starts())
+    with pytest.raises(ValueError, match="num_chains must be at least 1, got 0"):
+        hm.adaptive_mala(skewed_logdensity, hm.none(), 0).init(starts()[:0])
+    with pytest.raises(ValueError, match="positions has no arrays"):
+        hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS).init({})
 
 
 def test_nonfinite_start_names_the_chain():

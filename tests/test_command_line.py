@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import householder_mcmc as hm
 from householder_mcmc import __main__ as command_line
 from householder_mcmc import item_response, report
 
@@ -94,6 +96,10 @@ def test_demo_compares_two_schemes_and_draws(tmp_path, capsys):
         ),
         ("def logdensity(x): return -1.0 * x**2\ninitial_position = 1", "must be floating point"),
         ("def logdensity(x): return -x**2\ninitial_position = 0.0", "rank must be at most d = 1"),
+        ("def logdensity(x): return 0.0 * x\ninitial_position = None", "has no arrays"),
+        ("raise SystemExit(7)", "does not run: SystemExit"),
+        ("def logdensity(x): return -x['file']**2\ninitial_position = {'file': 0.0}", "cannot be called 'file'"),
+        ("def logdensity(x): return 0.0\ninitial_position = {'a': {'b': 0.0}, 'a.b': 0.0}", "the same name"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
@@ -107,7 +113,14 @@ def test_bad_options(tmp_path, capsys):
     model = write(tmp_path, MODEL)
     assert command_line.main(["sample", model, "--output", "draws.csv"]) == 2
     assert "must end in .nc or .npz" in capsys.readouterr().err
-    for option in (["--draws", "0"], ["--scheme", "magic"], ["--chains", "two"]):
+    for option in ("--output", "--json", "--plot"):
+        suffix = {"--output": "npz", "--json": "json", "--plot": "png"}[option]
+        assert command_line.main(["sample", model, option, str(tmp_path / "nowhere" / f"file.{suffix}")]) == 2
+        assert "no such folder" in capsys.readouterr().err
+    assert command_line.main(["--plot", "picture.xyz"]) == 2
+    assert command_line.main(["--rank", "600"]) == 2
+    assert "rank must be at most d = 501" in capsys.readouterr().err
+    for option in (["--draws", "0"], ["--scheme", "magic"], ["--chains", "two"], ["--seed", "9" * 20]):
         with pytest.raises(SystemExit) as stop:
             command_line.main(["sample", model, *option])
         assert stop.value.code == 2
@@ -134,6 +147,55 @@ def test_item_response_density_is_the_models(x64):
     expected -= 0.5 * ((student**2).sum() + (question**2).sum() + (mean - 0.75) ** 2)
     np.testing.assert_allclose(logdensity(position), expected, rtol=1e-10)
     assert [np.shape(leaf) for leaf in reference.sd] == [(400,), (100,), ()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_may_import_its_neighbours_and_one_chain_has_no_rhat(tmp_path):
+    (tmp_path / "neighbour.py").write_text("START = 1.0")
+    model = write(
+        tmp_path,
+        "from neighbour import START\nimport jax.numpy as jnp\ninitial_position = jnp.array([START])\n"
+        "def logdensity(x): return -x[0]**2\n",
+    )
+    results = tmp_path / "results.json"
+    arguments = ["--chains", "1", "--warmup", "20", "--draws", "3", "--rank", "1", "--json", str(results)]
+    assert command_line.main(["sample", model, *arguments, "--output", str(tmp_path / "draws.npz")]) == 0
+    assert json.loads(results.read_text())["schemes"]["eigen"]["max_rhat"] is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_summary_of_independent_draws():
+    """1000 independent draws of 4 chains: ESS near 4000, errors as for 4000 draws, in the units the names say."""
+    rng = np.random.default_rng(0)
+    mean, sd = np.array([1.0, -2.0, 3.0]), np.array([1.0, 2.0, 4.0])
+    draws = (mean + sd * rng.normal(size=(4, 1000, 3))).astype(np.float32)
+    reference = mean + 0.5 * sd, 2 * sd, np.zeros(3)
+    summary = report.summarise(draws, 0.5, 7, 250, 3.0, 2.0, reference)
+    np.testing.assert_allclose(summary["ess"], 4000, rtol=0.15)
+    np.testing.assert_allclose(summary["median_ess_per_second"], summary["median_ess"] / 2)
+    np.testing.assert_allclose(summary["median_ess_per_1000_gradients"], summary["median_ess"] / 4)
+    np.testing.assert_allclose(summary["min_ess_per_1000_gradients_with_warmup"], summary["min_ess"] / 5)
+    np.testing.assert_allclose(summary["max_abs_z"], 0.5 * np.sqrt(4000), rtol=0.15)
+    np.testing.assert_allclose([summary["min_sd_ratio"], summary["median_sd_ratio"]], 0.5, rtol=0.05)
+    assert abs(summary["max_rhat"] - 1) < 0.01 and summary["num_nonfinite"] == 7
+    # one chain elsewhere: chains and draws are told apart
+    draws[0] += 3 * sd
+    assert report.summarise(draws, 0.5, 0, 250, 3.0, 2.0)["max_rhat"] > 1.3
+
+
+@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "householder"])
+def test_spectrum_is_that_of_the_covariance(name):
+    rows = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 2)))[0].T.astype(np.float32)
+    scales = jnp.arange(1.0, 5.0)
+    preconditioner = {
+        "diagonal": hm.Diagonal(scales),
+        "dense": hm.Dense(jnp.asarray(np.random.default_rng(1).normal(size=(4, 4)), jnp.float32)),
+        "low_rank": hm.LowRank(jnp.full(4, 0.5), jnp.asarray(rows), jnp.array([3.0, 9.0])),
+        "householder": hm.Householder(hm.reflections.compact(rows), scales),
+    }[name]
+    root = np.asarray(preconditioner.to_dense(), np.float64)
+    expected = np.linalg.eigvalsh(root @ root.T)
+    np.testing.assert_allclose(np.sort(report.spectrum(preconditioner)), expected, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,5 +1,7 @@
 """Preconditioned MALA against BlackJAX's MALA, a dense multivariate normal proposal, and detailed balance."""
 
+from importlib import import_module
+from typing import NamedTuple
 from unittest import mock
 
 import blackjax
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import assert_full_precision
 from scipy.stats import multivariate_normal
 from targets import skewed_logdensity
 
@@ -58,12 +61,11 @@ def test_equals_plain_mala_on_the_pushed_forward_target(kind, x64):
     np.testing.assert_allclose(xs, jax.vmap(preconditioner.apply)(zs), rtol=1e-9, atol=1e-9)
 
 
-def acceptance(x, y, root, claimed_root=None):
+def acceptance(x, y, root):
     """a(x, y) of our kernel: the noise that proposes y from x, injected."""
-    claimed_root = root if claimed_root is None else claimed_root
     gradient = np.asarray(jax.grad(skewed_logdensity)(x))
     noise = np.linalg.solve(root, y - x - STEP_SIZE * root @ root.T @ gradient) / np.sqrt(2 * STEP_SIZE)
-    kernel = hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(jnp.asarray(claimed_root)))
+    kernel = hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(jnp.asarray(root)))
     with mock.patch("jax.random.normal", lambda key, shape, dtype: jnp.asarray(noise, dtype)):
         return float(kernel.step(jax.random.key(0), kernel.init(x))[1].acceptance_rate)
 
@@ -92,22 +94,45 @@ def test_acceptance_is_that_of_the_dense_proposal(x64):
     assert checked >= 5
 
 
-def imbalance(acceptance_fn, root):
+def imbalance(root):
     """Largest |log of pi(x) q(x,y) a(x,y) - log of pi(y) q(y,x) a(y,x)| over random pairs."""
 
     def log_flow(x, y):
-        return float(skewed_logdensity(x)) + log_proposal(x, y, root) + np.log(acceptance_fn(x, y))
+        return float(skewed_logdensity(x)) + log_proposal(x, y, root) + np.log(acceptance(x, y, root))
 
     return max(abs(log_flow(x, y) - log_flow(y, x)) for x, y in pairs())
 
 
-def test_detailed_balance_holds_and_planted_defects_break_it(x64):
-    root = nonsymmetric_root()
-    assert imbalance(lambda x, y: acceptance(x, y, root), root) < 1e-8
-    without_q = imbalance(lambda x, y: min(1.0, np.exp(float(skewed_logdensity(y) - skewed_logdensity(x)))), root)
-    transposed = imbalance(lambda x, y: acceptance(x, y, root, claimed_root=root.T), root)
-    assert without_q > 0.1
-    assert transposed > 0.1
+def test_detailed_balance(x64):
+    assert imbalance(nonsymmetric_root()) < 1e-8
+
+
+def test_a_dropped_proposal_ratio_breaks_detailed_balance(x64, monkeypatch):
+    """Planted defect."""
+    monkeypatch.setattr(import_module("householder_mcmc.mala"), "_log_q_ratio", lambda noise, drifts: 0.0)
+    assert imbalance(nonsymmetric_root()) > 0.1
+
+
+class WrongTranspose(NamedTuple):
+    """Planted defect: L where L^T belongs."""
+
+    root: jax.Array
+
+    def apply(self, z):
+        return self.root @ z
+
+    def apply_transpose(self, g):
+        return self.root @ g
+
+    def to_dense(self):
+        return self.root
+
+
+def test_a_wrong_transpose_leaves_the_pushed_forward_path(x64):
+    root, z = jnp.asarray(nonsymmetric_root()), jnp.linspace(-1, 1, DIM)
+    right, _ = chain(hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(root)), root @ z)
+    wrong, _ = chain(hm.mala(skewed_logdensity, STEP_SIZE, WrongTranspose(root)), root @ z)
+    assert jnp.abs(right - wrong).max() > 0.1
 
 
 def test_nonfinite_proposals_are_rejected_and_flagged():
@@ -144,6 +169,54 @@ def test_nonfinite_start_raises_unless_traced(value):
     with pytest.raises(ValueError, match="must be finite at the start"):
         algorithm.init(jnp.zeros(2))
     jax.jit(algorithm.init)(jnp.zeros(2))
+
+
+def test_a_bad_start_under_jit_is_left_at_once():
+    """A NaN log-density accepts the first finite proposal instead of staying for ever."""
+
+    def logdensity(x):
+        return jnp.where(jnp.abs(x[0] - 6) < 1e-3, jnp.nan, -0.5 * jnp.sum(x**2))
+
+    algorithm = hm.mala(logdensity, 0.1, jnp.ones(2))
+    state, info = jax.jit(algorithm.step)(jax.random.key(0), jax.jit(algorithm.init)(jnp.array([6.0, 0.0])))
+    assert info.is_accepted and jnp.isfinite(state.logdensity)
+
+
+def test_an_improvement_beyond_the_range_of_exp_is_accepted():
+    algorithm = hm.mala(lambda x: -1e5 * x[0] ** 2, 1e-5, jnp.ones(1))
+    state, info = algorithm.step(jax.random.key(0), algorithm.init(jnp.array([100.0])))
+    assert info.acceptance_rate == 1 and info.is_accepted
+
+
+@pytest.mark.parametrize("make", [lambda: np.ones(DIM), lambda: hm.Diagonal(np.ones(DIM))])
+def test_float32_positions_stay_float32_with_x64(x64, make):
+    algorithm = hm.mala(skewed_logdensity, np.float64(STEP_SIZE), make())
+    positions, info = chain(algorithm, jnp.zeros(DIM, jnp.float32), 3)
+    assert positions.dtype == info.acceptance_rate.dtype == jnp.float32
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="step_size must be positive, got -0.1"):
+        hm.mala(skewed_logdensity, -0.1, jnp.ones(DIM))
+    with pytest.raises(ValueError, match="must have positive variances"):
+        hm.mala(skewed_logdensity, 0.1, jnp.zeros(DIM))
+    for length in (1, DIM + 1):
+        algorithm = hm.mala(skewed_logdensity, 0.1, jnp.ones(length))
+        with pytest.raises(ValueError, match=rf"expected a vector of shape \({length},\), got shape \(5,\)"):
+            algorithm.step(jax.random.key(0), algorithm.init(jnp.zeros(DIM)))
+
+
+def test_products_ask_for_full_precision():
+    """GPUs default to less; a CPU would not show it."""
+    for preconditioner in (
+        hm.Dense(jnp.eye(DIM)),
+        hm.LowRank(jnp.ones(DIM), jnp.eye(2, DIM), jnp.ones(2)),
+        hm.Householder(hm.reflections.compact(jnp.eye(2, DIM)), jnp.ones(DIM)),
+        hm.Householder(hm.reflections.sequential(jnp.eye(2, DIM)), jnp.ones(DIM)),
+    ):
+        algorithm = hm.mala(skewed_logdensity, 0.1, preconditioner)
+        program = jax.make_jaxpr(algorithm.step)(jax.random.key(0), algorithm.init(jnp.zeros(DIM)))
+        assert_full_precision(program.jaxpr)
 
 
 def test_positions_are_pytrees():

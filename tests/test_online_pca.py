@@ -135,6 +135,12 @@ def test_orthonormalize_keeps_the_first_direction_and_dependent_rows_stay_orthon
     np.testing.assert_allclose(new @ new.T, np.eye(3), atol=1e-6)
 
 
+def test_rows_of_length_zero_are_no_trouble():
+    optimiser = online_pca.oja(1.0, orthonormalize_every=2)
+    eigenvectors = jnp.eye(2, 4)
+    assert jnp.all(jnp.isfinite(step(optimiser, eigenvectors, -eigenvectors)))
+
+
 def test_is_a_compiled_optax_chain():
     eigenvectors, centred, projections = problem(jnp.float32)
     optimiser = online_pca.oja(optax.exponential_decay(0.1, 10, 0.9))

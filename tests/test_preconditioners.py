@@ -92,6 +92,20 @@ def test_as_preconditioner_keeps_preconditioners():
         assert hm.as_preconditioner(preconditioner) is preconditioner
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (DIM + 1,), (DIM, DIM)])
+def test_products_reject_other_shapes(shape):
+    for preconditioner, _ in preconditioners(jnp.float32).values():
+        for product in (preconditioner.apply, preconditioner.apply_transpose):
+            with pytest.raises(ValueError, match=r"expected a vector of shape \(9,\)"):
+                product(jnp.ones(shape))
+
+
+@pytest.mark.parametrize("variances", [[1.0, 0.0], [1.0, -1.0], [[1.0, 0.0], [0.0, 0.0]], [1.0, np.nan]])
+def test_as_preconditioner_rejects_variances_that_are_not_positive(variances):
+    with pytest.raises(ValueError, match="must have positive variances"):
+        hm.as_preconditioner(jnp.asarray(variances))
+
+
 @pytest.mark.parametrize("shape", [(), (2, 3), (2, 2, 2)])
 def test_as_preconditioner_rejects_wrong_shapes(shape):
     with pytest.raises(ValueError, match="must have shape"):

@@ -94,6 +94,14 @@ def test_rejects_wrong_shapes(build, shape):
         build(jnp.zeros(shape))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 3)])
+def test_products_reject_other_shapes(build, shape):
+    rotation = build(jnp.eye(2, 3))
+    for product in (rotation.apply, rotation.apply_transpose):
+        with pytest.raises(ValueError, match=r"expected a vector of shape \(3,\)"):
+            product(jnp.ones(shape))
+
+
 def test_rejects_integers(build):
     with pytest.raises(ValueError, match="floating point"):
         build(jnp.eye(2, 3, dtype=jnp.int32))

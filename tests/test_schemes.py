@@ -148,6 +148,7 @@ def test_gains():
         (lambda: hm.eigen(2, "flat"), "tail must be one of"),
         (lambda: hm.eigen(2, refresh_every=3, orthonormalize_every=2), "multiple of orthonormalize_every"),
         (lambda: hm.eigen(2, refresh_every=0), "positive multiple"),
+        (lambda: hm.eigen(2, refresh_every=1, orthonormalize_every=2), "multiple of orthonormalize_every"),
         (lambda: hm.eigen(2, orthonormalize_every=0, refresh_every=2), "positive integer, got 0"),
         (lambda: hm.eigen(DIM + 1).init(draws()[0]), "rank must be at most d = 6, got 7"),
         (lambda: hm.fixed(jnp.ones(DIM + 1)).init(draws()[0]), "does not act on positions with d = 6"),
