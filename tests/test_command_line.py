@@ -33,6 +33,8 @@ def write(tmp_path, text):
 @pytest.mark.filterwarnings("ignore")  # of ArviZ and JAX about 30 draws
 @pytest.mark.parametrize("suffix", [".npz", ".nc"])
 def test_samples_a_users_model(tmp_path, capsys, suffix):
+    if suffix == ".nc":
+        pytest.importorskip("arviz")
     output = tmp_path / f"draws{suffix}"
     model = write(tmp_path, MODEL)
     assert command_line.main(["sample", model, *SMALL, "--output", str(output)]) == 0
@@ -65,6 +67,7 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
 
 @pytest.mark.filterwarnings("ignore")
 def test_demo_compares_two_schemes_and_draws(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     results, picture = tmp_path / "results.json", tmp_path / "plot.png"
     assert command_line.main([*SMALL, "--json", str(results), "--plot", str(picture)]) == 0
     schemes = json.loads(results.read_text())["schemes"]
@@ -111,6 +114,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
 
 def test_bad_options(tmp_path, capsys):
     model = write(tmp_path, MODEL)
+    pytest.importorskip("matplotlib")
     assert command_line.main(["sample", model, "--output", "draws.csv"]) == 2
     assert "must end in .nc or .npz" in capsys.readouterr().err
     for option in ("--output", "--json", "--plot"):
@@ -201,6 +205,7 @@ def test_spectrum_is_that_of_the_covariance(name):
 @pytest.mark.filterwarnings("ignore")
 def test_diagnostics_with_and_without_arviz_agree(monkeypatch):
     """The two correct for a finite length differently: by a few percent at 200 draws."""
+    pytest.importorskip("arviz")
     draws = np.random.default_rng(0).normal(size=(4, 200, 3)).astype(np.float32)
     with_arviz = report._diagnostics(draws)
     monkeypatch.setitem(sys.modules, "arviz", None)
