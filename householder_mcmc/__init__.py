@@ -12,6 +12,7 @@ from householder_mcmc.gains import DEFAULT_GAINS as DEFAULT_GAINS
 from householder_mcmc.gains import Gains as Gains
 from householder_mcmc.gains import growing_memory as growing_memory
 from householder_mcmc.gains import power_decay as power_decay
+from householder_mcmc.metrics import to_metric as to_metric
 from householder_mcmc.preconditioners import Dense as Dense
 from householder_mcmc.preconditioners import Diagonal as Diagonal
 from householder_mcmc.preconditioners import Householder as Householder

@@ -1,8 +1,9 @@
 """Linear preconditioners L, as arrays: the proposal covariance is sigma^2 L L^T.
 
 L L^T is what BlackJAX calls the inverse mass matrix. Each class is a NamedTuple of arrays (it passes through jit, vmap,
-scan and disk) with `apply` (L z), `apply_transpose` (L^T g) and `to_dense`. Another map is another such class:
-`Preconditioner` is a protocol, not a base class.
+scan and disk) with `apply` (L z), `apply_transpose` (L^T g), their inverses `solve` (L^{-1} x) and `solve_transpose`
+(L^{-T} z), `to_dense`, and `to_inverse_mass_matrix` for BlackJAX. Another map is another such class: `Preconditioner`,
+what `mala` needs, is a protocol and not a base class.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -44,8 +45,18 @@ class Diagonal(NamedTuple):
     def apply_transpose(self, g: Array) -> Array:
         return _scale(self.scales, g)
 
+    def solve(self, x: Array) -> Array:
+        return _scale(1 / self.scales, x)
+
+    def solve_transpose(self, z: Array) -> Array:
+        return _scale(1 / self.scales, z)
+
     def to_dense(self) -> Array:
         return jnp.diag(self.scales)
+
+    def to_inverse_mass_matrix(self) -> Array:
+        """The variances, (d,)."""
+        return self.scales**2
 
 
 class Dense(NamedTuple):
@@ -59,8 +70,18 @@ class Dense(NamedTuple):
     def apply_transpose(self, g: Array) -> Array:
         return dot(check_vector(g, self.cholesky.shape[0]), self.cholesky)
 
+    def solve(self, x: Array) -> Array:
+        return jnp.linalg.solve(self.cholesky, check_vector(x, self.cholesky.shape[0]))
+
+    def solve_transpose(self, z: Array) -> Array:
+        return jnp.linalg.solve(self.cholesky.T, check_vector(z, self.cholesky.shape[1]))
+
     def to_dense(self) -> Array:
         return self.cholesky
+
+    def to_inverse_mass_matrix(self) -> Array:
+        """L L^T, (d, d)."""
+        return dot(self.cholesky, self.cholesky.T)
 
 
 class LowRank(NamedTuple):
@@ -98,11 +119,21 @@ class LowRank(NamedTuple):
     def apply_transpose(self, g: Array) -> Array:
         return self._root(_scale(self.scales, g))
 
+    def solve(self, x: Array) -> Array:
+        return self._root(_scale(1 / self.scales, x), power=-0.5)
+
+    def solve_transpose(self, z: Array) -> Array:
+        return self._root(check_vector(z, self.scales.shape[0]), power=-0.5) / self.scales
+
     def to_dense(self) -> Array:
         return _to_dense(self, self.scales)
 
-    def _root(self, x):
-        stretch = jnp.sqrt(self.eigenvalues) - 1
+    def to_inverse_mass_matrix(self) -> LowRankInverseMassMatrix:
+        """L L^T in BlackJAX's form."""
+        return LowRankInverseMassMatrix(self.scales, self.eigenvectors.T, self.eigenvalues)
+
+    def _root(self, x, power=0.5):
+        stretch = self.eigenvalues**power - 1
         return x + dot(stretch * dot(self.eigenvectors, x), self.eigenvectors)
 
 
@@ -121,6 +152,16 @@ class Householder(NamedTuple):
 
     def apply_transpose(self, g: Array) -> Array:
         return _scale(self.scales, self.rotation.apply_transpose(g))
+
+    def solve(self, x: Array) -> Array:
+        return _scale(1 / self.scales, self.rotation.apply_transpose(x))
+
+    def solve_transpose(self, z: Array) -> Array:
+        return self.rotation.apply(_scale(1 / self.scales, z))
+
+    def to_inverse_mass_matrix(self):
+        """Raises TypeError: BlackJAX has no type for L L^T with a scale for every column of Q."""
+        raise TypeError("BlackJAX has no inverse mass matrix type for a Householder map: use hm.to_metric(p).")
 
     def to_dense(self) -> Array:
         return _to_dense(self, self.scales)

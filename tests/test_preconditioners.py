@@ -53,6 +53,29 @@ def test_products_agree_with_dense(name, transform, dtype):
     np.testing.assert_allclose(transposed, dense.T @ x, rtol=tol, atol=tol)
 
 
+@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "householder", "householder_sequential"])
+def test_inverses_agree_with_dense(name, transform, x64):
+    preconditioner, dense = preconditioners(jnp.float64)[name]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=DIM))
+    np.testing.assert_allclose(
+        transform(lambda p, y: p.solve(y))(preconditioner, x), np.linalg.solve(dense, x), rtol=1e-8
+    )
+    transposed = transform(lambda p, y: p.solve_transpose(y))(preconditioner, x)
+    np.testing.assert_allclose(transposed, np.linalg.solve(dense.T, x), rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank"])
+def test_to_inverse_mass_matrix_is_the_covariance_in_blackjaxs_types(name, x64):
+    preconditioner, dense = preconditioners(jnp.float64)[name]
+    root = hm.as_preconditioner(preconditioner.to_inverse_mass_matrix()).to_dense()
+    np.testing.assert_allclose(root @ root.T, dense @ dense.T, rtol=1e-10, atol=1e-12)
+
+
+def test_householder_has_no_blackjax_type():
+    with pytest.raises(TypeError, match="use hm.to_metric"):
+        preconditioners(jnp.float32)["householder"][0].to_inverse_mass_matrix()
+
+
 def test_low_rank_from_covariance(dtype):
     rng = np.random.default_rng(2)
     diagonal, factor = np.exp(rng.normal(size=DIM)), 3 * rng.normal(size=(RANK, DIM))
