@@ -65,8 +65,9 @@ def _parser():
         "--scheme", choices=SCHEMES, default="eigen", help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS"
     )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
-    for command, rank, num_warmup, num_draws in ((demo, 2, 12_000, 5_000), (sample, 3, 10_000, 4_000)):
-        command.add_argument("--rank", type=_positive, default=rank, help="eigenvectors learnt (default %(default)s)")
+    demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors learnt (default %(default)s)")
+    sample.add_argument("--rank", type=_positive, help="eigenvectors learnt (default 3, or d if that is less)")
+    for command, num_warmup, num_draws in ((demo, 12_000, 5_000), (sample, 10_000, 4_000)):
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
         command.add_argument("--draws", type=_positive, default=num_draws, help="per chain (default %(default)s)")
@@ -95,6 +96,7 @@ def _sample(arguments):
     _check_names(positions)
     _check_logdensity(logdensity, positions)
     name = arguments.scheme
+    arguments.rank = arguments.rank or min(3, ravel_chains(positions).shape[1])
     scheme = _scheme(name, logdensity, positions, arguments)
     draws, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
     saved = _save(draws, output)

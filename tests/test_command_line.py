@@ -98,7 +98,6 @@ def test_demo_compares_two_schemes_and_draws(tmp_path, capsys):
             "must be finite at the start",
         ),
         ("def logdensity(x): return -1.0 * x**2\ninitial_position = 1", "must be floating point"),
-        ("def logdensity(x): return -x**2\ninitial_position = 0.0", "rank must be at most d = 1"),
         ("def logdensity(x): return 0.0 * x\ninitial_position = None", "has no arrays"),
         ("raise SystemExit(7)", "does not run: SystemExit"),
         ("def logdensity(x): return -x['file']**2\ninitial_position = {'file': 0.0}", "cannot be called 'file'"),
@@ -115,6 +114,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
 def test_bad_options(tmp_path, capsys):
     model = write(tmp_path, MODEL)
     pytest.importorskip("matplotlib")
+    assert command_line.main(["sample", model, "--rank", "6"]) == 2
+    assert "rank must be at most d = 5, got 6" in capsys.readouterr().err
     assert command_line.main(["sample", model, "--output", "draws.csv"]) == 2
     assert "must end in .nc or .npz" in capsys.readouterr().err
     for option in ("--output", "--json", "--plot"):
