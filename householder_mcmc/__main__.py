@@ -256,7 +256,9 @@ def _save(draws, output):
         import arviz
 
         try:
-            arviz.convert_to_inference_data(draws).to_netcdf(str(output))
+            is_first = arviz.__version__.startswith("0.")  # ArviZ 1 takes all groups in one dict
+            results = arviz.from_dict(posterior=draws) if is_first else arviz.from_dict({"posterior": draws})
+            results.to_netcdf(str(output))
             return output
         except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
             print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
