@@ -1,9 +1,12 @@
-"""The one product all modules use, and the check of what it is given."""
+"""The one product all modules use, the check of what it is given, and the dense form of a map for tests."""
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["dot", "check_vector"]
+__all__ = ["dot", "check_vector", "columns"]
 
 
 def dot(a: Array, b: Array) -> Array:
@@ -16,3 +19,8 @@ def check_vector(x: Array, dim: int) -> Array:
     if jnp.shape(x) != (dim,):
         raise ValueError(f"expected a vector of shape ({dim},), got shape {jnp.shape(x)}.")
     return jnp.asarray(x)
+
+
+def columns(apply: Callable[[Array], Array], dim: int, dtype) -> Array:
+    """A linear map on vectors of length `dim` as a (dim, dim) array: for tests."""
+    return jax.vmap(apply, out_axes=1)(jnp.eye(dim, dtype=dtype))

@@ -65,11 +65,12 @@ def build_kernel() -> Callable:
             return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
         noise = jax.random.normal(key_noise, x.shape, x.dtype)
-        move = drift(state.logdensity_grad) + jnp.sqrt(2 * step_size) * noise
+        forward_drift = drift(state.logdensity_grad)
+        move = forward_drift + jnp.sqrt(2 * step_size) * noise
         position = unravel(x + preconditioner.apply(move))
         proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
 
-        drifts = drift(state.logdensity_grad) + drift(proposal.logdensity_grad)
+        drifts = forward_drift + drift(proposal.logdensity_grad)
         log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
 
         is_nonfinite = ~_is_finite(proposal)

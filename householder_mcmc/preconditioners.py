@@ -14,7 +14,7 @@ import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax import Array
 
-from householder_mcmc.linalg import check_vector, dot
+from householder_mcmc.linalg import check_vector, columns, dot
 from householder_mcmc.reflections import CompactReflections, SequentialReflections
 
 __all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner", "cast_floats"]
@@ -126,7 +126,7 @@ class LowRank(NamedTuple):
         return self._root(check_vector(z, self.scales.shape[0]), power=-0.5) / self.scales
 
     def to_dense(self) -> Array:
-        return _to_dense(self, self.scales)
+        return columns(self.apply, self.scales.shape[0], self.scales.dtype)
 
     def to_inverse_mass_matrix(self) -> LowRankInverseMassMatrix:
         """L L^T in BlackJAX's form."""
@@ -164,7 +164,7 @@ class Householder(NamedTuple):
         raise TypeError("BlackJAX has no inverse mass matrix type for a Householder map: use hm.to_metric(p).")
 
     def to_dense(self) -> Array:
-        return _to_dense(self, self.scales)
+        return columns(self.apply, self.scales.shape[0], self.scales.dtype)
 
 
 def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
@@ -217,7 +217,3 @@ def cast_floats(preconditioner: Preconditioner, dtype) -> Preconditioner:
 
 def _scale(scales, x):
     return scales * check_vector(x, scales.shape[0])
-
-
-def _to_dense(preconditioner, like):
-    return jax.vmap(preconditioner.apply, out_axes=1)(jnp.eye(like.shape[0], dtype=like.dtype))

@@ -13,11 +13,10 @@ the first `rank` columns of I and B = diag(s) V E. Both give the same Q.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from householder_mcmc.linalg import check_vector, dot
+from householder_mcmc.linalg import check_vector, columns, dot
 
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
 
@@ -44,7 +43,7 @@ class SequentialReflections(NamedTuple):
 
     def to_dense(self) -> Array:
         """Q as a (d, d) array: for tests."""
-        return _to_dense(self, self.normals)
+        return columns(self.apply, self.normals.shape[1], self.normals.dtype)
 
 
 class CompactReflections(NamedTuple):
@@ -69,7 +68,7 @@ class CompactReflections(NamedTuple):
 
     def to_dense(self) -> Array:
         """Q as a (d, d) array: for tests."""
-        return _to_dense(self, self.eigenvectors)
+        return columns(self.apply, self.eigenvectors.shape[1], self.eigenvectors.dtype)
 
     def _update(self, x, core):
         """x + W core W^T x, with W read off the eigenvectors."""
@@ -170,10 +169,6 @@ def _reflect(x, normal):
 
 def _flip(x, signs):
     return x.at[: signs.shape[0]].multiply(signs)
-
-
-def _to_dense(rotation, like):
-    return jax.vmap(rotation.apply, out_axes=1)(jnp.eye(like.shape[1], dtype=like.dtype))
 
 
 def _check(eigenvectors):
