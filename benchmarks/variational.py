@@ -2,7 +2,7 @@
 
 Prints Markdown tables: the final KL(q || target), the condition number of the whitened target and the ESS of MALA with
 the fitted map, of the corrected methods and the paper's variants; and time and memory of fits at d = 10,000. With
---output the tables also go to a file. CPU, float32; about 10 minutes on one core.
+--output the tables also go to a file. CPU, float32; under 10 minutes on one core.
 
 As in the paper: 2 chains started in equilibrium, 500 sqrt(d) steps, the step size adapted to 0.574, ESS of the second
 half, summed over the chains, its median over coordinates. ESS is `blackjax.diagnostics.effective_sample_size`; the
