@@ -1,8 +1,8 @@
 """The targets of Hird & Livingstone (2026), Section 4, as arrays with a log-density, and what is known of them exactly.
 
 A target is a NamedTuple of arrays, so that many instances stack and run under `vmap`. Beside `logdensity(x)` it has
-`leading(draws)`, the draws (..., d) along its widest directions (..., K), and `variances` (K,), the true variances there.
-Builders work in float64 NumPy and take the dimension and a generator.
+`leading(draws)`, the draws (..., d) along its widest directions (..., K), `variances` (K,), the true variances there,
+and `start`, where the paper starts the chains. Builders work in float64 NumPy.
 """
 
 from typing import NamedTuple

@@ -15,9 +15,7 @@ from benchmarks.paper.experiments import NUM_REPLICATES, experiments  # noqa: E4
 
 def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="the smallest dimension, 3 replicates, a fifth of the steps"
-    )
+    parser.add_argument("--quick", action="store_true", help="smallest dimensions, 3 replicates, a fifth of the steps")
     parser.add_argument("--settings", choices=("program", "text"), default="program", help="which to run")
     parser.add_argument("--only", action="append", metavar="EXPERIMENT", help="run only these; may be repeated")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="folder of the results")
@@ -40,7 +38,8 @@ def main(arguments=None) -> None:
             results.run(name, entries[name], num_replicates, folder)
     print(f"{time.perf_counter() - started:.0f} s")
     figures.draw(folder)
-    tables.report(folder)
+    page = options.out.parent / "RESULTS.md"
+    tables.report(folder, None if options.quick or not page.exists() else page)
 
 
 if __name__ == "__main__":

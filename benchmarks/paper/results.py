@@ -44,11 +44,7 @@ def run(name: str, experiment: Experiment, num_replicates: int, folder: Path) ->
                 if experiment.records_recovery:
                     recovery += _recovery_rows(labels, sampled.recovery)
                 if experiment.keeps_draws:
-                    draws += [
-                        labels | {"chain": c + 1, "x1": x1, "x2": x2}
-                        for c, chain in enumerate(sampled.draws[0])
-                        for x1, x2 in chain
-                    ]
+                    draws += _draw_rows(labels, sampled.draws[0])
     pd.DataFrame(rows).reindex(columns=_COLUMNS).to_csv(folder / f"{name}.csv", index=False, float_format="%.5g")
     for suffix, table in (("recovery", recovery), ("draws", draws)):
         if table:
@@ -58,9 +54,9 @@ def run(name: str, experiment: Experiment, num_replicates: int, folder: Path) ->
 
 
 def load(folder: Path) -> pd.DataFrame:
-    """All results of a folder."""
+    """All results of a folder; the column `source` has the name of the file."""
     files = sorted(path for path in folder.glob("*.csv") if not path.stem.endswith(("_recovery", "_draws")))
-    return pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
+    return pd.concat([pd.read_csv(path).assign(source=path.stem) for path in files], ignore_index=True)
 
 
 def _generator(experiment, *numbers):
@@ -72,6 +68,14 @@ def _recovery_rows(labels, recovery):
         labels | {"replicate": replicate + 1, "iteration": RECORD_EVERY * (record + 1), "sin2_leading": value}
         for record, values in enumerate(recovery)
         for replicate, value in enumerate(values[:_NUM_RECOVERY])
+    ]
+
+
+def _draw_rows(labels, draws):
+    return [
+        labels | {"chain": number + 1} | {f"x{k + 1}": value for k, value in enumerate(state)}
+        for number, chain in enumerate(draws)
+        for state in chain
     ]
 
 

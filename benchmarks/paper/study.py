@@ -71,7 +71,7 @@ def sample(rng_key, targets, positions, learner: Learner, num_steps: int, record
     @jax.jit
     def run(keys, targets, fitted, positions):
         def step(carry, count):
-            """The step to state number `count`; slot 0 of the draws holds the state until the first kept one is there."""
+            """The step to state number `count`; slot 0 of the draws is overwritten until the first kept state."""
             states, draws = carry
             step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
             states = jax.vmap(kernel)(step_keys, targets, fitted, states)
