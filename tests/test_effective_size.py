@@ -47,6 +47,17 @@ def test_many_series_in_blocks_are_each_alone(monkeypatch):
         assert orders[index] == order
 
 
+@pytest.mark.parametrize("lag, order", [(29, 29), (32, None)])
+def test_orders_go_up_to_ten_log10_n(lag, order):
+    """A series that depends on one distant value: R tries orders up to floor(10 log10 1000) = 30."""
+    noise = np.random.default_rng(0).normal(size=1000)
+    series = noise.copy()
+    for t in range(lag, 1000):
+        series[t] += 0.9 * series[t - lag]
+    found = int(effective_size(series)[1])
+    assert found == order if order else found <= 30
+
+
 def test_a_straight_line_has_size_zero():
     """coda takes the residuals of a line; their spread is rounding."""
     np.testing.assert_array_equal(effective_size(np.outer([1.0, -3.0], np.arange(200)) + 7)[0], 0)
