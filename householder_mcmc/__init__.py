@@ -6,6 +6,7 @@ from householder_mcmc import adaptive_mala as _adaptive_mala
 from householder_mcmc import mala as _mala
 from householder_mcmc import online_pca as online_pca
 from householder_mcmc import reflections as reflections
+from householder_mcmc import variational as variational
 from householder_mcmc.gains import AUTHORS_GAINS as AUTHORS_GAINS
 from householder_mcmc.gains import AVERAGED_GAINS as AVERAGED_GAINS
 from householder_mcmc.gains import DEFAULT_GAINS as DEFAULT_GAINS

@@ -1,0 +1,164 @@
+"""Fit a Gaussian with one of the optimisers: `fit`, a jitted loop, and `low_rank_vi`, a BlackJAX `VIAlgorithm`."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import optax
+from blackjax.base import VIAlgorithm
+from blackjax.types import ArrayLikeTree, ArrayTree, PRNGKey
+from jax import Array
+
+from householder_mcmc.variational.batches import check_size
+from householder_mcmc.variational.gaussian import LowRankGaussian, LowRankScaleGaussian, check, ravel_mean
+
+__all__ = ["VIInfo", "VIState", "fit", "low_rank_vi"]
+
+
+class VIState(NamedTuple):
+    """params: a `LowRankGaussian` or `LowRankScaleGaussian`. opt_state: of the optimiser."""
+
+    params: LowRankGaussian | LowRankScaleGaussian
+    opt_state: optax.OptState
+
+
+class VIInfo(NamedTuple):
+    """Of a step, at the parameters it started from.
+
+    elbo (): mean over the batch of log target - log q, without the dropped samples; NaN if none is left. If the target
+    is normalised, -elbo estimates KL(q || target). num_dropped (): samples whose log-density or score was not finite.
+    """
+
+    elbo: Array
+    num_dropped: Array
+
+
+def fit(
+    optimiser: optax.GradientTransformationExtraArgs,
+    logdensity_fn: Callable,
+    initial: LowRankGaussian | LowRankScaleGaussian,
+    rng_key: PRNGKey,
+    num_steps: int,
+    *,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> tuple[LowRankGaussian | LowRankScaleGaussian, VIInfo]:
+    """Fit a Gaussian to a target.
+
+    Calls with the same optimiser, log-density and shapes do not compile again.
+
+    Parameters
+    ----------
+    optimiser
+        `pbam`, `reverse_kl`, or an optax chain that takes `samples` and `scores` as they do.
+    logdensity_fn
+        Position -> log-density up to a constant.
+    initial
+        Where to start: `LowRankGaussian.start(position, rank)`, say. Its mean is a position.
+    num_steps
+        Steps, each of `batch_size` gradients of the log-density.
+    progress
+        Show BlackJAX's progress bar, which needs `pip install 'blackjax[progress]'`.
+
+    Returns
+    -------
+    The fitted Gaussian, and a `VIInfo` with a leading axis of length `num_steps`.
+
+    Raises
+    ------
+    ValueError
+        On a batch below 2, a negative number of steps, or a start that `check` refuses.
+
+    Examples
+    --------
+    .. code::
+
+        initial = hm.variational.LowRankGaussian.start(position, rank=3)
+        gaussian, trace = hm.variational.fit(hm.variational.pbam(), logdensity_fn, initial, rng_key, num_steps=100)
+        kernel = hm.mala(logdensity_fn, step_size, inverse_mass_matrix=gaussian.to_preconditioner())
+    """
+    check(initial)
+    check_size(batch_size)
+    if num_steps < 0:
+        raise ValueError(f"num_steps must not be negative, got {num_steps}.")
+    with blackjax.progress_bar(label="fit") if progress else contextlib.nullcontext():
+        return jax.block_until_ready(
+            _fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress)
+        )
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
+def _fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress):
+    del progress  # only a separate program: the bar is compiled into it
+    flat, unravel = ravel_mean(initial)
+
+    def one_step(state, key):
+        return _step(key, state, lambda x: logdensity_fn(unravel(x)), optimiser, batch_size)
+
+    state = VIState(flat, optimiser.init(flat))
+    state, trace = jax.lax.scan(one_step, state, jax.random.split(rng_key, num_steps))
+    return state.params._replace(mean=unravel(state.params.mean)), trace
+
+
+def low_rank_vi(
+    logdensity_fn: Callable,
+    optimizer: optax.GradientTransformationExtraArgs,
+    rank: int,
+    num_samples: int = 32,
+    family: type = LowRankGaussian,
+) -> VIAlgorithm:
+    """Variational inference by diagonal plus low-rank Gaussians as a BlackJAX `VIAlgorithm`.
+
+    Parameters
+    ----------
+    logdensity_fn, optimizer
+        As for `fit`.
+    rank
+        Rows of the factor.
+    num_samples
+        Samples of a step, at least 2.
+    family
+        `LowRankGaussian` or `LowRankScaleGaussian`.
+
+    Returns
+    -------
+    VIAlgorithm: `init(position)` -> VIState, at `family.start(position, rank)`; `step(rng_key, state)` -> (VIState,
+    VIInfo); `sample(rng_key, state, num_samples)` -> positions with a leading axis.
+    """
+    check_size(num_samples)
+
+    def init_fn(position: ArrayLikeTree) -> VIState:
+        params = family.start(position, rank)
+        return VIState(params, optimizer.init(params))
+
+    def step_fn(rng_key: PRNGKey, state: VIState) -> tuple[VIState, VIInfo]:
+        return _step(rng_key, state, logdensity_fn, optimizer, num_samples)
+
+    def sample_fn(rng_key: PRNGKey, state: VIState, num_samples: int = 1) -> ArrayTree:
+        return state.params.sample(rng_key, num_samples)
+
+    return VIAlgorithm(init_fn, step_fn, sample_fn)
+
+
+def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
+    params, opt_state = state
+    samples = params.sample(rng_key, num_samples)
+    logdensities, scores = jax.vmap(jax.value_and_grad(logdensity_fn))(samples)
+    is_finite = jnp.isfinite(logdensities)
+    for leaf in jax.tree.leaves(scores):
+        is_finite &= jnp.all(jnp.isfinite(leaf.reshape(num_samples, -1)), axis=1)
+    num_finite = jnp.sum(is_finite)
+
+    log_ratios = jnp.where(is_finite, logdensities - jax.vmap(params.log_density)(samples), 0)
+    info = VIInfo(jnp.sum(log_ratios) / num_finite, num_samples - num_finite)
+
+    scores = jax.tree.map(
+        lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores
+    )
+    updates = jax.tree.map(jnp.zeros_like, params)
+    updates, opt_state = optimiser.update(updates, opt_state, params, samples=samples, scores=scores)
+    return VIState(optax.apply_updates(params, updates), opt_state), info
