@@ -23,7 +23,8 @@ def test_draws_are_the_second_half(num_steps):
     positions = np.stack([target.start(np.random.default_rng(9), 2) for target in targets])
     learner = settings.adaptive(1, hm.AUTHORS_GAINS)["eigen"]
     key = jax.random.key(0)
-    sampled = study.sample(key, study.stack(targets), positions, learner, num_steps)
+    program = study.build(study.stack(targets), positions, learner, num_steps)
+    sampled = study.sample(key, program, study.stack(targets), positions)
 
     scheme = hm.eigen(1, gains=hm.AUTHORS_GAINS)
     key_of_replicate = jax.random.split(jax.random.split(key)[1], 3)[1]
@@ -130,8 +131,7 @@ def miniature(entry):
 def test_miniature(which, name, tmp_path):
     """Every configuration runs, every number of a row is there, and figures and tables can be made of it."""
     entry = miniature({"program": PROGRAM, "text": TEXT}[which][name])
-    with jax.enable_x64(True):
-        results.run(name, entry, 2, tmp_path)
+    results.run(name, entry, 2, tmp_path)
     table = results.load(tmp_path)
     assert len(table) == 2 * len(entry.variants) * len(entry.schemes)
     measured = table[["medESS", "minESS", "seconds", "us_per_iter", "sigma_final", "bulkESS", "rhat", *entry.views]]
@@ -148,8 +148,7 @@ def test_miniature(which, name, tmp_path):
 def test_the_study_reproduces_the_authors_program(tmp_path):
     """First Gaussian, d = 50, all adaptive schemes; the authors' settings explore little of it, ours most."""
     entry = PROGRAM["gaussian1"]._replace(dims=(50,))
-    with jax.enable_x64(True):
-        results.run("gaussian1", entry, 5, tmp_path)
+    results.run("gaussian1", entry, 5, tmp_path)
     summary = tables.summarise(results.load(tmp_path))
     checks = tables.check(summary)
     assert len(checks) == 5 and checks["passes"].all(), checks

@@ -7,8 +7,6 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads make a small Cholesky factor up to 50 times slower
 
-import jax  # noqa: E402
-
 from benchmarks.paper import figures, results, tables  # noqa: E402
 from benchmarks.paper.experiments import NUM_REPLICATES, experiments  # noqa: E402
 
@@ -33,9 +31,8 @@ def main(arguments=None) -> None:
         entries = {name: entry._replace(dims=entry.dims[:1], steps=entry.steps // 5) for name, entry in entries.items()}
 
     started = time.perf_counter()
-    with jax.enable_x64(True):  # the authors' program computes in double precision
-        for name in options.only or entries:
-            results.run(name, entries[name], num_replicates, folder)
+    for name in options.only or entries:
+        results.run(name, entries[name], num_replicates, folder)
     print(f"{time.perf_counter() - started:.0f} s")
     figures.draw(folder)
     page = options.out.parent / "RESULTS.md"

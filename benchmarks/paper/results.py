@@ -1,6 +1,8 @@
 """Results of the study as CSV files: one row per replicate, in the columns of the authors' `reference.csv`."""
 
+import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.paper.experiments import Experiment
-from benchmarks.paper.study import RECORD_EVERY, measure, sample, stack
+from benchmarks.paper.study import RECORD_EVERY, build, measure, sample, stack
 
 _COLUMNS = (
     "experiment,d,scheme,m,replicate,iterations,chains,medESS,minESS,seconds,us_per_iter,cpu_seconds,us_per_iter_wall,"
@@ -22,41 +24,54 @@ def run(name: str, experiment: Experiment, num_replicates: int, folder: Path) ->
     """Run an experiment; write `<name>.csv`, and `<name>_recovery.csv` or `<name>_draws.csv` where it has them."""
     rows, recovery, draws = [], [], []
     for dim in experiment.dims:
-        targets = [experiment.target(dim, _generator(experiment, dim, r)) for r in range(num_replicates)]
-        stacked = stack(targets)
-        for variant_name, variant in experiment.variants.items():
-            positions = np.stack(
-                [
-                    variant.start(target, _generator(experiment, dim, r, 1), variant.num_chains)
-                    for r, target in enumerate(targets)
-                ]
-            )
-            for scheme in experiment.schemes:
-                learner = variant.learners[scheme]
-                key = jax.random.key(zlib.crc32(f"{name} {dim} {variant_name} {scheme}".encode()))
-                num_steps = experiment.num_steps(dim)
-                sampled = sample(key, stacked, positions, learner, num_steps, experiment.records_recovery)
-                labels = {"experiment": experiment.name, "d": dim, "scheme": scheme, "m": learner.rank}
-                labels |= {"variant": variant_name, "blas": "xla-cpu-float64", "reason": ""}
-                measured = [labels | row for row in measure(experiment, dim, sampled, targets)]
-                rows += measured
-                _print(measured, sampled.timing)
-                if experiment.records_recovery:
-                    recovery += _recovery_rows(labels, sampled.recovery)
-                if experiment.keeps_draws:
-                    draws += _draw_rows(labels, sampled.draws[0])
-    pd.DataFrame(rows).reindex(columns=_COLUMNS).to_csv(folder / f"{name}.csv", index=False, float_format="%.5g")
+        for labels, sampled, targets in _of_dimension(name, experiment, dim, num_replicates):
+            measured = [labels | row for row in measure(experiment, dim, sampled, targets)]
+            rows += measured
+            _print(measured, sampled.timing)
+            if experiment.records_recovery:
+                recovery += _recovery_rows(labels, sampled.recovery)
+            if experiment.keeps_draws:
+                draws += _draw_rows(labels, sampled.draws[0])
+    _save(pd.DataFrame(rows).reindex(columns=_COLUMNS), folder / f"{name}.csv")
     for suffix, table in (("recovery", recovery), ("draws", draws)):
         if table:
-            pd.DataFrame(table).drop(columns=["m", "blas", "reason"]).to_csv(
-                folder / f"{name}_{suffix}.csv", index=False, float_format="%.5g"
-            )
+            _save(pd.DataFrame(table).drop(columns=["m", "blas", "reason"]), folder / f"{name}_{suffix}.csv")
+
+
+def _of_dimension(name, experiment, dim, num_replicates):
+    """Labels, sample and targets of each configuration; all are compiled first, on all cores."""
+    targets = [experiment.target(dim, _generator(experiment, dim, r)) for r in range(num_replicates)]
+    stacked = stack(targets)
+    configurations = []
+    for variant_name, variant in experiment.variants.items():
+        generators = [_generator(experiment, dim, r, 1) for r in range(num_replicates)]
+        starts = map(variant.start, targets, generators, [variant.num_chains] * num_replicates)
+        positions = np.stack(list(starts))
+        for scheme, learner in variant.learners.items():
+            if scheme in experiment.schemes:
+                configurations.append((variant_name, scheme, learner, positions))
+
+    def compile_one(configuration):
+        *_, learner, positions = configuration
+        return build(stacked, positions, learner, experiment.num_steps(dim), experiment.records_recovery)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        programs = list(pool.map(compile_one, configurations))
+    for (variant_name, scheme, learner, positions), program in zip(configurations, programs, strict=True):
+        key = jax.random.key(zlib.crc32(f"{name} {dim} {variant_name} {scheme}".encode()))
+        labels = {"experiment": experiment.name, "d": dim, "scheme": scheme, "m": learner.rank}
+        labels |= {"variant": variant_name, "blas": "xla-cpu-float64", "reason": ""}
+        yield labels, sample(key, program, stacked, positions), targets
 
 
 def load(folder: Path) -> pd.DataFrame:
     """All results of a folder; the column `source` has the name of the file."""
     files = sorted(path for path in folder.glob("*.csv") if not path.stem.endswith(("_recovery", "_draws")))
     return pd.concat([pd.read_csv(path).assign(source=path.stem) for path in files], ignore_index=True)
+
+
+def _save(table, path):
+    table.to_csv(path, index=False, float_format="%.5g")
 
 
 def _generator(experiment, *numbers):

@@ -136,5 +136,6 @@ def start_near_mode(target, rng: np.random.Generator, num_chains: int) -> np.nda
     def step(count, position):
         return position + rate * (count + 1.0) ** -0.9 * (root @ jax.grad(target.logdensity)(position))
 
-    end = jax.jit(lambda start: jax.lax.fori_loop(0, 10_000, step, start))(jnp.zeros(design.shape[1]))
+    with jax.enable_x64(True):
+        end = jax.jit(lambda start: jax.lax.fori_loop(0, 10_000, step, start))(jnp.zeros(design.shape[1]))
     return np.tile(np.asarray(end), (num_chains, 1))

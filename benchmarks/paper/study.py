@@ -17,6 +17,17 @@ RECORD_EVERY = 200
 _NUM_COORDINATES = 4  # whose bulk ESS and R-hat are measured; both sort the draws
 
 
+class Program(NamedTuple):
+    """Compiled functions of one configuration, and the seconds that took.
+
+    fit: (keys, targets) -> what is fitted, or None. chain: (keys, targets, fitted, positions) -> see `build`.
+    """
+
+    fit: jax.stages.Compiled | None
+    chain: jax.stages.Compiled
+    seconds: float
+
+
 class Timing(NamedTuple):
     """Seconds, for all replicates together, of compilation, the fit before the chain, and the chain (wall and CPU)."""
 
@@ -47,16 +58,10 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def sample(rng_key, targets, positions, learner: Learner, num_steps: int, records_recovery: bool = False) -> Sample:
-    """Adaptive MALA on stacked targets from positions (replicates, chains, d)."""
+def build(targets, positions, learner: Learner, num_steps: int, records_recovery: bool = False) -> Program:
+    """Compile adaptive MALA on stacked targets from positions (replicates, chains, d). May run in a thread."""
     num_replicates, num_chains, _ = positions.shape
-    key_fit, key_chain = jax.random.split(rng_key)
-    keys = jax.random.split(key_chain, num_replicates)
     start = first_kept(num_steps)
-    fitted, compilation_fit, seconds_fit = None, 0.0, 0.0
-    if learner.fit is not None:
-        fit_keys = jax.random.split(key_fit, num_replicates)
-        fitted, compilation_fit, seconds_fit, _ = _timed(jax.jit(jax.vmap(learner.fit)), fit_keys, targets)
 
     def init(target, fitted, position):
         return adaptive_mala.init(position, target.logdensity, learner.scheme(target, fitted), num_chains)
@@ -68,8 +73,9 @@ def sample(rng_key, targets, positions, learner: Learner, num_steps: int, record
     def distance(target, fitted, state):
         return _distance(learner.scheme(target, fitted).preconditioner(state.scheme), target.directions[0])
 
-    @jax.jit
-    def run(keys, targets, fitted, positions):
+    def chain(keys, targets, fitted, positions):
+        """Draws (kept, replicates, chains, d), sigma (replicates,), and records (num_steps, replicates) or None."""
+
         def step(carry, count):
             """The step to state number `count`; slot 0 of the draws is overwritten until the first kept state."""
             states, draws = carry
@@ -91,20 +97,37 @@ def sample(rng_key, targets, positions, learner: Learner, num_steps: int, record
         (states, draws), records = jax.lax.scan(step, (states, draws), jnp.arange(1, num_steps + 1))
         return draws, jnp.exp(states.log_sigma), records
 
-    (draws, sigma, records), compilation, seconds, cpu_seconds = _timed(run, keys, targets, fitted, positions)
+    started = time.perf_counter()
+    with jax.enable_x64(True):  # the authors' program computes in double precision
+        keys = jax.random.split(jax.random.key(0), num_replicates)
+        fit, fitted = None, None
+        if learner.fit is not None:
+            fit_all = jax.jit(jax.vmap(learner.fit))
+            fitted = jax.eval_shape(fit_all, keys, targets)
+            fit = fit_all.lower(keys, targets).compile()
+        compiled = jax.jit(chain).lower(keys, targets, fitted, positions).compile()
+    return Program(fit, compiled, time.perf_counter() - started)
+
+
+def sample(rng_key, program: Program, targets, positions) -> Sample:
+    """Run a program on what it was built for."""
+    with jax.enable_x64(True):
+        key_fit, key_chain = jax.random.split(rng_key)
+        fit_keys, keys = (jax.random.split(key, len(positions)) for key in (key_fit, key_chain))
+        fitted, seconds_fit = None, 0.0
+        if program.fit is not None:
+            fitted, seconds_fit, _ = _timed(program.fit, fit_keys, targets)
+        (draws, sigma, records), seconds, cpu_seconds = _timed(program.chain, keys, targets, fitted, positions)
     recovery = None if records is None else np.asarray(records)[RECORD_EVERY - 1 :: RECORD_EVERY]
-    timing = Timing(compilation_fit + compilation, seconds_fit, seconds, cpu_seconds)
+    timing = Timing(program.seconds, seconds_fit, seconds, cpu_seconds)
     return Sample(np.asarray(draws).transpose(1, 2, 0, 3), np.asarray(sigma), recovery, timing)
 
 
-def _timed(jitted, *args):
-    """The result, and seconds of compilation and of the run, by wall clock and CPU."""
-    started = time.perf_counter()
-    compiled = jitted.lower(*args).compile()
-    compilation = time.perf_counter() - started
+def _timed(function, *args):
+    """The result, and seconds of wall clock and CPU."""
     started, cpu_started = time.perf_counter(), time.process_time()
-    result = jax.block_until_ready(compiled(*args))
-    return result, compilation, time.perf_counter() - started, time.process_time() - cpu_started
+    result = jax.block_until_ready(function(*args))
+    return result, time.perf_counter() - started, time.process_time() - cpu_started
 
 
 def _distance(preconditioner, direction):
