@@ -86,9 +86,7 @@ def fit(
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, got {num_steps}.")
     with blackjax.progress_bar(label="fit") if progress else contextlib.nullcontext():
-        return jax.block_until_ready(
-            _fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress)
-        )
+        return jax.block_until_ready(_fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress))
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
@@ -156,9 +154,7 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     log_ratios = jnp.where(is_finite, logdensities - jax.vmap(params.log_density)(samples), 0)
     info = VIInfo(jnp.sum(log_ratios) / num_finite, num_samples - num_finite)
 
-    scores = jax.tree.map(
-        lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores
-    )
+    scores = jax.tree.map(lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores)
     updates = jax.tree.map(jnp.zeros_like, params)
     updates, opt_state = optimiser.update(updates, opt_state, params, samples=samples, scores=scores)
     return VIState(optax.apply_updates(params, updates), opt_state), info

@@ -45,9 +45,9 @@ class LowRankGaussian(NamedTuple):
     def sample(self, rng_key: PRNGKey, num_samples: int) -> ArrayTree:
         """Positions with a leading axis of length `num_samples`."""
         flat, unravel = ravel_mean(self)
-        key_noise, key_latent = jax.random.split(rng_key)
-        noise = jax.random.normal(key_noise, (num_samples, *flat.mean.shape), flat.mean.dtype)
-        latent = jax.random.normal(key_latent, (num_samples, flat.factor.shape[0]), flat.mean.dtype)
+        rank, dim = flat.factor.shape
+        noise = jax.random.normal(rng_key, (num_samples, dim + rank), flat.mean.dtype)
+        noise, latent = noise[:, :dim], noise[:, dim:]
         return jax.vmap(unravel)(flat.mean + jnp.sqrt(flat.diagonal) * noise + dot(latent, flat.factor))
 
     def log_density(self, position: ArrayLikeTree) -> Array:
@@ -60,9 +60,10 @@ class LowRankGaussian(NamedTuple):
         return ravel_mean(self)[1](-self._noise(position)[0] / jnp.sqrt(self.diagonal))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankGaussian":
-        """The gradient of the sum over samples of cotangents . x, where x = mean + diagonal^(1/2) noise + factor^T latent.
+        """The gradient of the sum over samples of cotangents . x.
 
-        Noise and latent are replaced by their expectations given x, which lowers the variance of the gradient.
+        Here x = mean + diagonal^(1/2) noise + factor^T latent; noise and latent are replaced by their expectations
+        given x, which lowers the variance of the gradient.
         samples, cotangents (num_samples, d); the mean must be ravelled.
         """
         noise, latent = jax.vmap(self._noise)(samples)
@@ -162,7 +163,7 @@ class LowRankScaleGaussian(NamedTuple):
 
 
 def check(params: LowRankGaussian | LowRankScaleGaussian) -> None:
-    """Raise ValueError unless the shapes match, and the diagonal is positive and all numbers are finite, unless traced."""
+    """Raise ValueError on shapes or dtypes that do not match, or, unless traced, on a diagonal that is not positive."""
     mean = ravel_pytree(params.mean)[0]
     shapes = jnp.shape(params.diagonal), jnp.shape(params.factor)
     if shapes[0] != mean.shape or len(shapes[1]) != 2 or shapes[1][1:] != mean.shape:
@@ -190,7 +191,7 @@ def ravel_mean(params):
 
 
 class _Root(NamedTuple):
-    """Of diag(scales)^2 + factor^T factor: loadings (rank, d) = factor / scales, cholesky of I + loadings loadings^T."""
+    """Of diag(scales^2) + factor^T factor: loadings = factor / scales, Cholesky factor of I + loadings loadings^T."""
 
     scales: Array
     loadings: Array

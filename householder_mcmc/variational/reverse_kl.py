@@ -67,7 +67,7 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def reverse_kl_gradient(params: LowRankGaussian | LowRankScaleGaussian, samples: Array, scores: Array):
-    """Unbiased estimate of the gradient of KL(q || target) with respect to (mean, diagonal, factor), in that NamedTuple.
+    """Unbiased estimate of the gradient of KL(q || target) with respect to (mean, diagonal, factor), in their type.
 
     With samples x_b of q and scores s_b of the target there it is, for L L^T the covariance and x = mean + L xi, the
     chain rule applied to -mean_b[(s_b - s^q_b) xi_b^T], s^q the score of q: its expectation is that of
