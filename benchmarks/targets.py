@@ -2,7 +2,8 @@
 
 A target is a NamedTuple of arrays, so that many instances stack and run under `vmap`. Beside `logdensity(x)` it has
 `leading(draws)`, the draws (..., d) along its widest directions (..., K), `variances` (K,), the true variances there,
-and `start`, where the paper starts the chains. Builders work in float64 NumPy.
+`start`, where the paper starts the chains, and `guess`, where its fits before the chain start. Builders work in float64
+NumPy.
 """
 
 from typing import NamedTuple
@@ -33,6 +34,9 @@ class Gaussian(NamedTuple):
 
     def leading(self, draws):
         return draws @ self.directions.T
+
+    def guess(self):
+        return jnp.zeros_like(self.mean)
 
     def start(self, rng, num_chains):
         """Exact draws."""
@@ -78,6 +82,9 @@ class Logistic(NamedTuple):
 
     def leading(self, draws):
         return draws @ self.directions.T
+
+    def guess(self):
+        return jnp.zeros_like(self.design[0])
 
     def start(self, rng, num_chains):
         """The mode, for all chains."""
@@ -135,6 +142,9 @@ class XY(NamedTuple):
         magnetisation = np.exp(1j * draws).sum(axis=-1)
         direction = magnetisation / np.abs(magnetisation)
         return np.stack([direction.real, direction.imag], axis=-1)
+
+    def guess(self):
+        return self.angles
 
     def start(self, rng, num_chains):
         """The mode pi / 4, for all chains."""
