@@ -28,14 +28,6 @@ def keep_precision():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.fixture(autouse=True)
-def keep_precision():
-    """PyMC turns x64 on for the whole process."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
 def draws(logdensity, position):
     """Frozen draws, leaves (num_draws, num_chains, ...)."""
     positions = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_CHAINS), position)
