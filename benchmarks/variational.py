@@ -18,9 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import blackjax
 import jax
@@ -29,8 +27,8 @@ import numpy as np
 import optax
 
 import householder_mcmc as hm
-from benchmarks.paper_variants import covariance_as_root, equal_columns_start, reverse_kl_with_position_for_noise
-from householder_mcmc.variational import LowRankGaussian, LowRankScaleGaussian, fit, pbam, reverse_kl
+from benchmarks.paper.baselines import Fit, authors_gaussian
+from householder_mcmc.variational import LowRankGaussian, fit, pbam, reverse_kl
 
 # Medians over replicates of the authors' program (their median ESS; "corrected" is it with the fit's square root as L).
 AUTHORS = {
@@ -45,32 +43,16 @@ RANKS = {"first": 3, "second": 32}
 SEED = 0
 
 
-class Method(NamedTuple):
-    """start: (position, rank) -> Gaussian. to_map: Gaussian -> preconditioner."""
-
-    optimiser: optax.GradientTransformationExtraArgs
-    start: Callable
-    to_map: Callable | None
-    num_steps: int
-    batch_size: int
-
-
 def methods(dim):
-    """By name. The paper's settings of reverse KL are those of its program; the corrected ones use Adam."""
-    rates = (5e-4, 1e-5) if dim == 50 else (1e-5, 1e-6)
+    """By name. The paper's are with the settings of its program; the corrected reverse KL uses Adam."""
     to_map = LowRankGaussian.to_preconditioner
     descent = reverse_kl(optax.adam(optax.cosine_decay_schedule(0.05, 5000)))
+    papers = authors_gaussian()
     return {
-        "pBaM, corrected": Method(pbam(10.0), LowRankGaussian.start, to_map, 100, 32),
-        "pBaM, paper's": Method(pbam(10.0), LowRankGaussian.start, covariance_as_root, 100, 32),
-        "reverse KL, corrected": Method(descent, LowRankGaussian.start, to_map, 5000, 10),
-        "reverse KL, paper's": Method(
-            reverse_kl_with_position_for_noise(1e-3, *rates),
-            equal_columns_start,
-            LowRankScaleGaussian.to_preconditioner,
-            5000,
-            10,
-        ),
+        "pBaM, corrected": Fit(pbam(10.0), LowRankGaussian.start, to_map, 100, 32),
+        "pBaM, paper's": papers["pBaM"](dim),
+        "reverse KL, corrected": Fit(descent, LowRankGaussian.start, to_map, 5000, 10),
+        "reverse KL, paper's": papers["diagonal_plus_LR"](dim),
     }
 
 
@@ -152,8 +134,8 @@ def large(label):
     target = second(10_000, np.random.default_rng(SEED), rank=10)
     descent = reverse_kl(optax.adam(optax.cosine_decay_schedule(0.1, 4000)))
     method = {
-        "pBaM, 500 x 32": Method(pbam(100.0), LowRankGaussian.start, None, 500, 32),
-        "reverse KL, Adam, 4000 x 8": Method(descent, LowRankGaussian.start, None, 4000, 8),
+        "pBaM, 500 x 32": Fit(pbam(100.0), LowRankGaussian.start, None, 500, 32),
+        "reverse KL, Adam, 4000 x 8": Fit(descent, LowRankGaussian.start, None, 4000, 8),
     }[label]
     begin = time.perf_counter()
     gaussian, seconds = fit_in_seconds(method, target, 10)

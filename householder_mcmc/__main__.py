@@ -222,9 +222,10 @@ def _check_logdensity(logdensity, positions):
 
 
 def _check_names(positions):
-    names = results.names(positions)
-    if len(set(names)) < len(names):
-        raise UsageError(f"two parameters have the same name: {sorted(names)}.")
+    try:
+        names = results.names(positions)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if "file" in names:
         raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
 
@@ -247,8 +248,7 @@ def _save(states, info, step_size, output):
         except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
             print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
             output = output.with_suffix(".npz")
-    leaves = [np.moveaxis(np.asarray(leaf), 0, 1) for leaf in jax.tree.leaves(states.position)]
-    np.savez(output, **dict(zip(results.names(states.position), leaves, strict=True)))
+    np.savez(output, **results.named_draws(states.position))
     return output
 
 

@@ -2,25 +2,22 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from blackjax.adaptation.metric_recipes import MetricCore
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
-from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.gains import AVERAGED_GAINS, Gains
-from householder_mcmc.schemes import eigen
+from householder_mcmc.schemes import EigenState, eigen
 
 __all__ = ["MetricCoreState", "metric_core"]
 
 
 class MetricCoreState(NamedTuple):
-    """inverse_mass_matrix: what was learnt at the last end of a window. count (): updates made. scheme: its state."""
+    """inverse_mass_matrix: what was learnt at the last end of a window. scheme: the learner's state."""
 
     inverse_mass_matrix: LowRankInverseMassMatrix
-    count: Array
-    scheme: NamedTuple
+    scheme: EigenState
 
 
 def metric_core(rank: int, tail: str = "isotropic", gains: Gains = AVERAGED_GAINS) -> MetricCore:
@@ -63,14 +60,13 @@ def metric_core(rank: int, tail: str = "isotropic", gains: Gains = AVERAGED_GAIN
 
     def init(n_dims):
         state = scheme.init(jnp.zeros((1, n_dims)))
-        return MetricCoreState(inverse_mass_matrix(state), jnp.zeros((), jnp.int32), state)
+        return MetricCoreState(inverse_mass_matrix(state), state)
 
     def update(state, position, grad):
         del grad
-        draws = ravel_pytree(position)[0][None]
-        start = scheme.init(draws)
-        learnt = jax.tree.map(lambda new, old: jnp.where(state.count == 0, new, old), start, state.scheme)
-        return state._replace(count=state.count + 1, scheme=scheme.update(learnt, draws))
+        x, learnt = ravel_pytree(position)[0], state.scheme
+        learnt = learnt._replace(mean=jnp.where(learnt.count == 0, x, learnt.mean))  # the first draw is the start
+        return state._replace(scheme=scheme.update(learnt, x[None]))
 
     def final(state):
         return state._replace(inverse_mass_matrix=inverse_mass_matrix(state.scheme))

@@ -3,16 +3,28 @@
 import jax
 import numpy as np
 
-__all__ = ["names", "to_arviz"]
+__all__ = ["names", "named_draws", "to_arviz"]
 
 # The names of ArviZ's schema, where they differ from BlackJAX's.
 _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num_trajectory_expansions": "tree_depth"}
 
 
 def names(position) -> list[str]:
-    """The name of each leaf: its path, joined by dots, or "x" for a lone array."""
+    """The name of each leaf: its path, joined by dots, or "x" for a lone array. ValueError if two are the same."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(position)]
-    return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two variables have the same name: {sorted(names)}.")
+    return names
+
+
+def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:
+    """Leaves by name, as arrays (num_chains, num_draws, ...). Raises ValueError as `to_arviz`."""
+    variables = dict(zip(names(positions), map(np.asarray, jax.tree.leaves(positions)), strict=True))
+    shapes = {name: variable.shape[:2] for name, variable in variables.items()}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+        raise ValueError(f"positions must share their first two axes, chains and draws; they have {shapes}.")
+    return {name: np.moveaxis(variable, chain_axis, 0) for name, variable in variables.items()}
 
 
 def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int = 1):
@@ -60,25 +72,16 @@ def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int
 
 
 def _groups(states, infos, chain_axis, step_size=None):
-    position = getattr(states, "position", states)
-    if len(set(names(position))) < len(names(position)):
-        raise ValueError(f"two variables have the same name: {sorted(names(position))}.")
-    variables = dict(zip(names(position), map(np.asarray, jax.tree.leaves(position)), strict=True))
-    shapes = {name: variable.shape[:2] for name, variable in variables.items()}
-    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-        raise ValueError(f"positions must share their first two axes, chains and draws; they have {shapes}.")
-    sizes = next(iter(shapes.values()))
-    if chain_axis == 1:
-        variables = {name: np.swapaxes(variable, 0, 1) for name, variable in variables.items()}
+    variables = named_draws(getattr(states, "position", states), chain_axis)
+    num_chains, num_draws = next(iter(variables.values())).shape[:2]
 
     def per_draw(value):
         """(num_chains, num_draws), if there is a number for each draw."""
         shape = getattr(value, "shape", None)
-        if shape == sizes:
-            return np.asarray(value).T if chain_axis == 1 else np.asarray(value)
+        if shape == ((num_chains, num_draws) if chain_axis == 0 else (num_draws, num_chains)):
+            return np.moveaxis(np.asarray(value), chain_axis, 0)
         return np.broadcast_to(value, (num_chains, num_draws)) if shape == (num_draws,) else None
 
-    num_chains, num_draws = sizes[chain_axis], sizes[1 - chain_axis]
     statistics = {_SCHEMA.get(name, name): per_draw(value) for name, value in _fields(infos).items()}
     statistics["lp"] = per_draw(_fields(getattr(states, "chains", states)).get("logdensity"))
     if step_size is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from blackjax.diagnostics import effective_sample_size
 from blackjax.util import run_inference_algorithm
+from runs import warm_up_and_sample
 from targets import paper_first, paper_second
 
 import householder_mcmc as hm
@@ -104,17 +105,9 @@ def test_warmup_then_freeze_explores_the_gaussians(target, rank, num_warmup, ess
     """From one point. On the second Gaussian the exact eigenvectors, frozen, give 62 (the tail is diagonal in an
     arbitrary basis), and a warm-up of 5000 steps 50-54: what an adaptive run shows beyond that comes with its missing
     variance."""
-    num_chains = 8
-    warmup = hm.warmup(target.logdensity, hm.eigen(rank, gains=gains), num_chains)
-    (state, parameters), _ = warmup.run(jax.random.key(0), jnp.zeros((num_chains, 100)), num_warmup)
-    kernel = hm.mala(target.logdensity, **parameters)
-
-    def one_step(state, key):
-        state, _ = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
-        return state, state.position
-
-    keys = jax.random.split(jax.random.key(1), 2500)
-    xs = np.asarray(jax.jit(lambda state: jax.lax.scan(one_step, state, keys)[1])(state), np.float64).transpose(1, 0, 2)
+    starts = jnp.zeros((8, 100))
+    states, _ = warm_up_and_sample(target.logdensity, hm.eigen(rank, gains=gains), starts, num_warmup, 2500)
+    xs = np.asarray(states.position, np.float64).transpose(1, 0, 2)
     ratios = exploration(xs, target)
     assert np.all((0.8 < ratios) & (ratios < 1.25)), ratios
     assert ess_per_1000_gradients(xs) > ess

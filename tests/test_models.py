@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import warm_up_and_sample
 from scipy.stats import t as student
 
 import householder_mcmc as hm
@@ -31,16 +32,8 @@ def keep_precision():
 def draws(logdensity, position):
     """Frozen draws, leaves (num_draws, num_chains, ...)."""
     positions = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_CHAINS), position)
-    (state, parameters), _ = hm.warmup(logdensity, hm.eigen(1), NUM_CHAINS).run(jax.random.key(0), positions, 1000)
-    kernel = hm.mala(logdensity, **parameters)
-
-    def one_step(state, key):
-        state, _ = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
-        return state, state.position
-
-    return jax.jit(lambda state, keys: jax.lax.scan(one_step, state, keys)[1])(
-        state, jax.random.split(jax.random.key(1), 2000)
-    )
+    states, _ = warm_up_and_sample(logdensity, hm.eigen(1), positions, 1000, 2000)
+    return states.position
 
 
 def assert_posterior(rates):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import warm_up_and_sample
 
 import householder_mcmc as hm
 
@@ -23,18 +24,11 @@ def logdensity(position):
     return -0.5 * (jnp.sum(position["b"]["w"] ** 2) + position["a"] ** 2 / 4 + jnp.sum((position["c"][0] - 1) ** 2) / 9)
 
 
-def run(position, scheme=None, logdensity=logdensity):
+def run(position, scheme=None):
     """Warm-up, then ten frozen draws of every chain: positions and infos."""
     positions = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_CHAINS), position)
-    warmup = hm.warmup(logdensity, scheme or hm.eigen(2), NUM_CHAINS)
-    (state, parameters), _ = warmup.run(jax.random.key(0), positions, 200)
-    kernel = hm.mala(logdensity, **parameters)
-
-    def one_step(state, key):
-        state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
-        return state, (state.position, info)
-
-    return jax.lax.scan(one_step, state, jax.random.split(jax.random.key(1), 10))[1]
+    states, infos = warm_up_and_sample(logdensity, scheme or hm.eigen(2), positions, 200, 10)
+    return states.position, infos
 
 
 @pytest.mark.parametrize("scheme", [hm.eigen(2), hm.eigen(2, "isotropic"), hm.diagonal(), hm.dense()])

@@ -3,7 +3,6 @@
 import time
 from typing import NamedTuple
 
-import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from benchmarks.effective_size import effective_size
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.settings import Learner
-from householder_mcmc import adaptive_mala
+from householder_mcmc import adaptive_mala, report
 
 RECORD_EVERY = 200
 _NUM_COORDINATES = 4  # whose bulk ESS and R-hat are measured; both sort the draws
@@ -153,7 +152,7 @@ def measure(experiment: Experiment, dim: int, sampled: Sample, targets: list) ->
         explored = leading.var(axis=1).mean(axis=0) / target.variances
         coordinates = np.linspace(0, dim - 1, _NUM_COORDINATES).astype(int)
         counted = [experiment.views[column](draws[..., coordinates]) for column in experiment.counted]
-        bulk, rhat = _diagnostics(np.concatenate([*counted, leading], axis=2))
+        bulk, _, rhat = report.ess_and_rhat(np.concatenate([*counted, leading], axis=2))
         rows.append(
             {
                 "replicate": replicate + 1,
@@ -175,9 +174,3 @@ def measure(experiment: Experiment, dim: int, sampled: Sample, targets: list) ->
             | {"compile_seconds": timing.compilation}
         )
     return rows
-
-
-def _diagnostics(quantities):
-    """Bulk ESS and R-hat of quantities (chains, draws, count), each (count,)."""
-    dataset = arviz.convert_to_dataset({"x": quantities})
-    return arviz.ess(dataset)["x"].values, arviz.rhat(dataset)["x"].values

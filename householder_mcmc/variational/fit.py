@@ -12,6 +12,7 @@ import optax
 from blackjax.base import VIAlgorithm
 from blackjax.types import ArrayLikeTree, ArrayTree, PRNGKey
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.variational.batches import check_size
 from householder_mcmc.variational.gaussian import LowRankGaussian, LowRankScaleGaussian, check, ravel_mean
@@ -146,9 +147,9 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     params, opt_state = state
     samples = params.sample(rng_key, num_samples)
     logdensities, scores = jax.vmap(jax.value_and_grad(logdensity_fn))(samples)
-    is_finite = jnp.isfinite(logdensities)
-    for leaf in jax.tree.leaves(scores):
-        is_finite &= jnp.all(jnp.isfinite(leaf.reshape(num_samples, -1)), axis=1)
+    is_finite = jnp.isfinite(logdensities) & jax.vmap(lambda score: jnp.all(jnp.isfinite(ravel_pytree(score)[0])))(
+        scores
+    )
     num_finite = jnp.sum(is_finite)
 
     log_ratios = jnp.where(is_finite, logdensities - jax.vmap(params.log_density)(samples), 0)

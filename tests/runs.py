@@ -1,0 +1,19 @@
+"""Runs that several tests make."""
+
+import jax
+
+import householder_mcmc as hm
+
+
+def warm_up_and_sample(logdensity, scheme, positions, num_warmup, num_draws):
+    """Frozen draws of all chains after a warm-up: states and infos, leaves (num_draws, num_chains, ...)."""
+    num_chains = jax.tree.leaves(positions)[0].shape[0]
+    (state, parameters), _ = hm.warmup(logdensity, scheme, num_chains).run(jax.random.key(0), positions, num_warmup)
+    kernel = hm.mala(logdensity, **parameters)
+
+    def one_step(state, key):
+        state, info = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
+        return state, (state, info)
+
+    keys = jax.random.split(jax.random.key(1), num_draws)
+    return jax.jit(lambda state: jax.lax.scan(one_step, state, keys)[1])(state)
