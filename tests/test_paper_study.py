@@ -131,7 +131,7 @@ def miniature(entry):
 def test_miniature(which, name, tmp_path):
     """Every configuration runs, every number of a row is there, and figures and tables can be made of it."""
     entry = miniature({"program": PROGRAM, "text": TEXT}[which][name])
-    results.run(name, entry, 2, tmp_path)
+    results.run(name, entry, 2, tmp_path, is_quick=True)
     table = results.load(tmp_path)
     num_configurations = sum(len(variant.learners.keys() & set(entry.schemes)) for variant in entry.variants.values())
     assert len(table) == 2 * num_configurations
