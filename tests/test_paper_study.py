@@ -82,7 +82,7 @@ def results_like(**columns):
     """Two replicates of a configuration that the authors have: dense, ESS 606-695 over three runs."""
     row = {"source": "gaussian1", "experiment": "gaussian1", "variant": "authors", "d": 50, "iterations": 3535}
     row |= {"scheme": "dense", "chains": 2, "medESS": 600.0, "medESS_cos": np.nan, "medESS_sin": np.nan, "bulkESS": 1.0}
-    row |= {"rhat": 1.0, "us_per_iter": 10.0, "seconds": 1.0}
+    row |= {"rhat": 1.0, "us_per_iter": 10.0, "setup_seconds": 0.0, "cpu_seconds": 1.0}
     row |= {"exploration_1": 1.0, "exploration_2": 1.0, "exploration_3": np.nan}
     return pd.DataFrame([row | columns] * 2)
 

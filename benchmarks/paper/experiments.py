@@ -12,7 +12,7 @@ from benchmarks.paper import baselines, settings
 from benchmarks.paper.settings import Variant
 
 ADAPTIVE = ("none", "diagonal", "dense", "eigen", "eigen_identity")
-ALL = (*ADAPTIVE, "diagonal_plus_LR", "pBaM")
+ALL = (*ADAPTIVE, "diagonal_plus_LR", "pBaM", "exact")
 NO_IDENTITY = tuple(scheme for scheme in ALL if scheme != "eigen_identity")
 NUM_DEFAULT_CHAINS = 8
 NUM_REPLICATES = 15
@@ -86,7 +86,7 @@ def experiments(which: str) -> dict[str, Experiment]:
             targets.gaussian_second,
             gaussian_dims,
             500,
-            _authors(10, 32, gaussian_fits) | _ours(10, 32),
+            _authors(10, 32, gaussian_fits) | _ours(10, 32) | {"averaged_m32": _averaged(32)},
             NO_IDENTITY,
         ),
         "logistic": Experiment("logistic", targets.logistic, (50, 100, 150, 200, 300), 1000, authors_logistic),
@@ -99,7 +99,7 @@ def experiments(which: str) -> dict[str, Experiment]:
             targets.xy,
             angle_dims,
             1000,
-            {"authors": Variant(authors_xy)} | _ours(1, 3, is_gaussian=False),
+            {"authors": Variant(authors_xy)} | _ours(1, 3, is_gaussian=False, has_covariance=False),
             NO_IDENTITY,
             **angles,
         ),
@@ -123,8 +123,16 @@ def _authors(rank, baseline_rank, fits):
     return {"authors": Variant(settings.adaptive(rank, hm.AUTHORS_GAINS) | baselines.learners(baseline_rank, fits))}
 
 
-def _ours(rank, baseline_rank, is_gaussian=True):
+def _ours(rank, baseline_rank, is_gaussian=True, has_covariance=True):
+    fitted = baselines.learners(baseline_rank, baselines.corrected(is_gaussian))
     return {
         "default": Variant(settings.adaptive(rank, hm.DEFAULT_GAINS), NUM_DEFAULT_CHAINS),
-        "corrected": Variant(baselines.learners(baseline_rank, baselines.corrected(is_gaussian))),
+        "averaged": _averaged(rank),
+        "corrected": Variant(fitted | baselines.exact() if has_covariance else fitted),
     }
+
+
+def _averaged(rank):
+    """The learners on which averaging has an effect."""
+    learners = settings.adaptive(rank, hm.AVERAGED_GAINS)
+    return Variant({name: learners[name] for name in ("eigen", "eigen_identity")}, NUM_DEFAULT_CHAINS)
