@@ -13,6 +13,7 @@ from householder_mcmc.gains import DEFAULT_GAINS as DEFAULT_GAINS
 from householder_mcmc.gains import Gains as Gains
 from householder_mcmc.gains import growing_memory as growing_memory
 from householder_mcmc.gains import power_decay as power_decay
+from householder_mcmc.metric_core import metric_core as metric_core
 from householder_mcmc.metrics import to_metric as to_metric
 from householder_mcmc.preconditioners import Dense as Dense
 from householder_mcmc.preconditioners import Diagonal as Diagonal
@@ -20,6 +21,7 @@ from householder_mcmc.preconditioners import Householder as Householder
 from householder_mcmc.preconditioners import LowRank as LowRank
 from householder_mcmc.preconditioners import Preconditioner as Preconditioner
 from householder_mcmc.preconditioners import as_preconditioner as as_preconditioner
+from householder_mcmc.results import to_arviz as to_arviz
 from householder_mcmc.schemes import Scheme as Scheme
 from householder_mcmc.schemes import dense as dense
 from householder_mcmc.schemes import diagonal as diagonal

@@ -19,7 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
-from householder_mcmc import item_response, report
+from householder_mcmc import item_response, report, results
 from householder_mcmc.adaptive_mala import ravel_chains, step_chains
 
 # The schemes of `householder_mcmc`, with the gains to use where the map is frozen after warm-up.
@@ -98,8 +98,8 @@ def _sample(arguments):
     name = arguments.scheme
     arguments.rank = arguments.rank or min(3, ravel_chains(positions).shape[1])
     scheme = _scheme(name, logdensity, positions, arguments)
-    draws, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
-    saved = _save(draws, output)
+    trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
+    saved = _save(*trace, output)
     _report(str(arguments.model), arguments, {name: summary}, {name: spectrum})
     print(f"draws saved in {saved}")
 
@@ -115,7 +115,7 @@ def _scheme(name, logdensity, positions, arguments):
 
 
 def _run(name, scheme, logdensity, positions, arguments, reference=None):
-    """Warm up, freeze and sample: named draws (num_chains, num_draws, ...), summary, learnt spectrum."""
+    """Warm up, freeze and sample: (states, infos, step size), summary, learnt spectrum."""
     key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
     with _progress(f"{name}: warm-up"):
         start = time.perf_counter()
@@ -129,7 +129,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
     def sample(state, keys):
         def one_step(state, rng_key):
             state, info = step_chains(rng_key, state, logdensity, step_size, preconditioner)
-            return state, (state.position, info)
+            return state, (state._replace(logdensity_grad=None), info)
 
         return jax.lax.scan(one_step, state, keys)[1]
 
@@ -137,11 +137,11 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
     with _progress(f"{name}: sampling"):
         compiled = jax.jit(sample).lower(state, keys).compile()
         start = time.perf_counter()
-        positions, info = jax.block_until_ready(compiled(state, keys))
+        states, info = jax.block_until_ready(compiled(state, keys))
         sampling_seconds = time.perf_counter() - start
 
     summary = report.summarise(
-        np.moveaxis(np.asarray(jax.vmap(ravel_chains)(positions)), 0, 1),
+        np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
         acceptance_rate=info.acceptance_rate.mean(),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
         num_warmup=arguments.warmup,
@@ -149,7 +149,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         sampling_seconds=sampling_seconds,
         reference=reference,
     )
-    return _name_draws(positions), summary, report.spectrum(preconditioner)
+    return (states, info, step_size), summary, report.spectrum(preconditioner)
 
 
 def _report(title, arguments, summaries, spectra):
@@ -221,24 +221,12 @@ def _check_logdensity(logdensity, positions):
         raise UsageError(f"logdensity must return a scalar, got {value}.")
 
 
-def _names(positions):
-    """The name of each leaf: its path, or x."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(positions)]
-    return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
-
-
 def _check_names(positions):
-    names = _names(positions)
+    names = results.names(positions)
     if len(set(names)) < len(names):
         raise UsageError(f"two parameters have the same name: {sorted(names)}.")
     if "file" in names:
         raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
-
-
-def _name_draws(positions):
-    """Leaves (num_draws, num_chains, ...) by name, as arrays (num_chains, num_draws, ...)."""
-    leaves = [np.moveaxis(np.asarray(leaf), 0, 1) for leaf in jax.tree.leaves(positions)]
-    return dict(zip(_names(positions), leaves, strict=True))
 
 
 def _without_nan(value):
@@ -250,20 +238,17 @@ def _without_nan(value):
     return value if math.isfinite(value) else None
 
 
-def _save(draws, output):
+def _save(states, info, step_size, output):
     """Write the draws and return where."""
     if output.suffix == ".nc":
-        import arviz
-
         try:
-            is_first = arviz.__version__.startswith("0.")  # ArviZ 1 takes all groups in one dict
-            results = arviz.from_dict(posterior=draws) if is_first else arviz.from_dict({"posterior": draws})
-            results.to_netcdf(str(output))
+            hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(output))
             return output
         except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
             print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
             output = output.with_suffix(".npz")
-    np.savez(output, **draws)
+    leaves = [np.moveaxis(np.asarray(leaf), 0, 1) for leaf in jax.tree.leaves(states.position)]
+    np.savez(output, **dict(zip(results.names(states.position), leaves, strict=True)))
     return output
 
 

@@ -64,18 +64,17 @@ def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_
         raise ValueError(f"num_chains must be at least 1, got {num_chains}.")
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
-    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), positions)  # strips weak types
     if not jax.tree.leaves(positions):
         raise ValueError("positions has no arrays.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
-        name = f"positions{jax.tree_util.keystr(path)}"
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating point, got {leaf.dtype}.")
-        if leaf.ndim == 0 or leaf.shape[0] != num_chains:
-            raise ValueError(f"{name} must have a leading axis of num_chains = {num_chains}, got shape {leaf.shape}.")
+        if jnp.shape(leaf)[:1] != (num_chains,):
+            raise ValueError(
+                f"positions{jax.tree_util.keystr(path)} must have a leading axis of num_chains = {num_chains}, "
+                f"got shape {jnp.shape(leaf)}."
+            )
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
     mala.require_finite(chains)
-    x = ravel_chains(positions)
+    x = ravel_chains(chains.position)
     return AdaptiveMALAState(
         chains=chains,
         scheme=scheme.init(x),

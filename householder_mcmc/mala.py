@@ -40,9 +40,15 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
 
     Raises
     ------
+    TypeError
+        If a leaf is not floating point.
     ValueError
         If the log-density or its gradient is not finite there, unless they are traced.
     """
+    position = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
+    for path, leaf in jax.tree_util.tree_leaves_with_path(position):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(f"position{jax.tree_util.keystr(path)} must be floating point, got {leaf.dtype}.")
     logdensity, logdensity_grad = jax.value_and_grad(logdensity_fn)(position)
     state = MALAState(position, logdensity, logdensity_grad)
     require_finite(state)

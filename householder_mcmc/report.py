@@ -8,7 +8,7 @@ from blackjax import diagnostics
 
 from householder_mcmc.preconditioners import Dense, LowRank, Preconditioner
 
-__all__ = ["summarise", "table", "figure", "spectrum"]
+__all__ = ["ess_and_rhat", "summarise", "table", "figure", "spectrum"]
 
 _ROWS = {
     "min_ess": ("bulk ESS, min over parameters", "{:.0f}"),
@@ -51,7 +51,7 @@ def summarise(draws, acceptance_rate, num_nonfinite, num_warmup, warmup_seconds,
     dict of floats, and of `ess` and `rhat` as lists of length d; NaN where there are too few chains or draws.
     """
     num_chains, num_draws, _ = draws.shape
-    ess_bulk, ess_mean, rhat = (np.asarray(values) for values in _diagnostics(draws))
+    ess_bulk, ess_mean, rhat = (np.asarray(values) for values in ess_and_rhat(draws))
     gradients = num_chains * num_draws
     summary = {}
     for name, ess in (("min", np.min(ess_bulk)), ("median", np.median(ess_bulk))):
@@ -111,7 +111,7 @@ def spectrum(preconditioner: Preconditioner) -> np.ndarray:
     return variances
 
 
-def _diagnostics(draws):
+def ess_and_rhat(draws):
     """Bulk ESS, ESS of the mean and R-hat, each (d,): by ArviZ if installed, else by BlackJAX, which is slower."""
     if draws.shape[1] < 4:  # split in halves they have no variance
         return np.full((3, draws.shape[2]), np.nan)

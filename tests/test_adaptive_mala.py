@@ -167,7 +167,7 @@ def test_the_size_check_sees_the_dense_scheme():
     [
         (jnp.zeros((2, DIM)), ValueError, r"positions must have a leading axis of num_chains = 3, got shape \(2, 5\)"),
         ({"a": jnp.zeros((3, 2)), "b": jnp.zeros(())}, ValueError, r"positions\['b'\] must have a leading axis"),
-        ({"a": jnp.zeros((3, 2), jnp.int32)}, TypeError, r"positions\['a'\] must be floating point, got int32"),
+        ({"a": jnp.zeros((3, 2), jnp.int32)}, TypeError, r"position\['a'\] must be floating point, got int32"),
     ],
 )
 def test_bad_positions(positions, error, message):

@@ -5,20 +5,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blackjax.adaptation.metric_recipes import REGISTRY
 
 import householder_mcmc as hm
 
 VARIANCES = 1 / np.arange(1.0, 11.0)
+METRICS = {
+    "welford_diag": "welford_diag",
+    "fisher_diag": "fisher_diag",
+    "welford_dense": "welford_dense",
+    "fisher_low_rank": REGISTRY["fisher_low_rank"].build_core(buffer_size=1000),
+    "ours": hm.metric_core(rank=3),
+}
 WARMUPS = {
+    name: lambda f, metric=metric: blackjax.staged_adaptation(hm.mala, f, metric=metric, target_acceptance_rate=0.574)
+    for name, metric in METRICS.items()
+} | {
     "window": lambda f: blackjax.window_adaptation(hm.mala, f, target_acceptance_rate=0.574),
-    "welford_diag": lambda f: blackjax.staged_adaptation(
-        hm.mala, f, metric="welford_diag", target_acceptance_rate=0.574
+    "window_low_rank": lambda f: blackjax.window_adaptation_low_rank(
+        hm.mala, f, max_rank=3, target_acceptance_rate=0.574
     ),
-    "fisher_diag": lambda f: blackjax.staged_adaptation(hm.mala, f, metric="fisher_diag", target_acceptance_rate=0.574),
-    "welford_dense": lambda f: blackjax.staged_adaptation(
-        hm.mala, f, metric="welford_dense", target_acceptance_rate=0.574
-    ),
-    "low_rank": lambda f: blackjax.window_adaptation_low_rank(hm.mala, f, max_rank=3, target_acceptance_rate=0.574),
 }
 
 

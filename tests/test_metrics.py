@@ -62,12 +62,16 @@ def test_momenta_have_the_mass_matrix(name, x64):
     np.testing.assert_allclose(whitened.T @ whitened / len(keys), np.eye(DIM), atol=0.05)
 
 
-def draws(kernel, position, num=30):
+def start(kernel, position):
+    return kernel.init(position, jax.random.key(2))
+
+
+def draws(kernel, state, num=30):
     def one_step(state, key):
         state, _ = kernel.step(key, state)
         return state, state.position
 
-    return jax.lax.scan(one_step, kernel.init(position), jax.random.split(jax.random.key(1), num))[1]
+    return jax.lax.scan(one_step, state, jax.random.split(jax.random.key(1), num))[1]
 
 
 def test_nuts_repeats_blackjaxs_dense_metric(x64):
@@ -79,15 +83,18 @@ def test_nuts_repeats_blackjaxs_dense_metric(x64):
     def logdensity(x):
         return -0.5 * jnp.vdot(x, jnp.linalg.solve(covariance, x))
 
-    ours = draws(blackjax.nuts(logdensity, 0.5, hm.to_metric(covariance)), jnp.ones(20))
-    theirs = draws(blackjax.nuts(logdensity, 0.5, covariance), jnp.ones(20))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
+    ours = blackjax.nuts(logdensity, 0.5, hm.to_metric(covariance))
+    theirs = blackjax.nuts(logdensity, 0.5, covariance)
+    state = start(theirs, jnp.ones(20))
+    np.testing.assert_allclose(draws(ours, state), draws(theirs, state), rtol=1e-8, atol=1e-8)
 
 
 KERNELS = {
     "hmc": lambda f, metric: blackjax.hmc(f, 0.3, metric, 5),
     "nuts": lambda f, metric: blackjax.nuts(f, 0.3, metric),
     "mhmc": lambda f, metric: blackjax.mhmc(f, 0.3, metric, 5),
+    "dynamic_hmc": lambda f, metric: blackjax.dynamic_hmc(f, 0.3, metric),
+    "ghmc": lambda f, metric: blackjax.ghmc(f, 0.3, metric, alpha=0.5, delta=0.1),
     "barker": lambda f, metric: blackjax.barker(f, 0.3, metric),
 }
 
@@ -105,10 +112,30 @@ def test_kernels_with_a_householder_map_walk_the_whitened_path(name, x64):
         return jnp.sum(2 * x - jnp.exp(x))
 
     z = jnp.linspace(-0.5, 0.5, DIM)
-    xs = draws(KERNELS[name](logdensity, hm.to_metric(preconditioner)), colour(z))
-    zs = draws(KERNELS[name](lambda z: logdensity(colour(z)), jnp.ones(DIM)), z)
+    ours = KERNELS[name](logdensity, hm.to_metric(preconditioner))
+    theirs = KERNELS[name](lambda z: logdensity(colour(z)), jnp.ones(DIM))
+    state, white = start(ours, colour(z)), start(theirs, z)
+    if name == "ghmc":  # it keeps its momentum, and starts with that of the identity
+        state = state._replace(momentum=preconditioner.solve_transpose(white.momentum))
+    xs, zs = draws(ours, state), draws(theirs, white)
     assert jnp.abs(xs[0] - xs[-1]).max() > 0.1
     np.testing.assert_allclose(xs, jax.vmap(colour)(zs), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "low_rank"])
+def test_mclmc_takes_our_inverse_mass_matrices(name, x64):
+    """x = L z again, L the symmetric root: MCLMC has no metric, but takes arrays and low-rank matrices."""
+    preconditioner, root = preconditioners(jnp.float64)[name]
+    inverse_mass_matrix = preconditioner.to_inverse_mass_matrix()
+
+    def logdensity(x):
+        return -0.5 * jnp.sum(x**2)
+
+    kernel = blackjax.mclmc(logdensity, L=1.0, step_size=0.2, inverse_mass_matrix=inverse_mass_matrix)
+    white = blackjax.mclmc(lambda z: logdensity(root @ z), L=1.0, step_size=0.2)
+    z = jnp.linspace(-0.5, 0.5, DIM)
+    xs, zs = draws(kernel, start(kernel, root @ z)), draws(white, start(white, z))
+    np.testing.assert_allclose(xs, zs @ root.T, rtol=1e-7, atol=1e-7)
 
 
 def test_positions_are_pytrees_and_maps_without_inverse_are_refused():

@@ -3,14 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
 import householder_mcmc as hm
-from benchmarks.paper import figures, results, settings, study, tables
-from benchmarks.paper.__main__ import main
-from benchmarks.paper.experiments import experiments
-from benchmarks.targets import gaussian_first
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("arviz")
+pytest.importorskip("matplotlib")
+
+from benchmarks.paper import figures, results, settings, study, tables  # noqa: E402
+from benchmarks.paper.__main__ import main  # noqa: E402
+from benchmarks.paper.experiments import experiments  # noqa: E402
+from benchmarks.targets import gaussian_first  # noqa: E402
 
 PROGRAM, TEXT = experiments("program"), experiments("text")
 

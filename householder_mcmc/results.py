@@ -1,0 +1,91 @@
+"""Traces of runs for ArviZ, with named variables."""
+
+import jax
+import numpy as np
+
+__all__ = ["names", "to_arviz"]
+
+# The names of ArviZ's schema, where they differ from BlackJAX's.
+_SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num_trajectory_expansions": "tree_depth"}
+
+
+def names(position) -> list[str]:
+    """The name of each leaf: its path, joined by dots, or "x" for a lone array."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(position)]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
+
+
+def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int = 1):
+    """A run as ArviZ's InferenceData (ArviZ 0.23) or DataTree (1.x).
+
+    Parameters
+    ----------
+    states
+        Trace of states of any BlackJAX-like kernel, or of positions: leaves (num_draws, num_chains, ...).
+    infos
+        Trace of their infos. Fields with a number for each draw become sample statistics: acceptance_rate, is_accepted,
+        step_size, diverging, ... A field without a chain axis is repeated for each chain.
+    step_size
+        The step size of a frozen kernel, (), or (num_chains,) if each chain has its own: a sample statistic.
+    warmup
+        (states, infos) of the warm-up, kept apart in groups warmup_posterior and warmup_sample_stats.
+    chain_axis
+        Where the leaves have their chains: 1, as in a scan over many chains, or 0, as in a vmap over runs.
+
+    Raises
+    ------
+    ImportError
+        Without ArviZ.
+    ValueError
+        On leaves whose first two axes differ, and on two of the same name.
+
+    Examples
+    --------
+    .. code::
+
+        state, (states, infos) = run_inference_algorithm(rng_key, sampler, num_steps, initial_state=state)
+        results = hm.to_arviz(states, infos)
+        arviz.summary(results)
+    """
+    import arviz
+
+    if chain_axis not in (0, 1):
+        raise ValueError(f"chain_axis must be 0 or 1, got {chain_axis}.")
+    groups = _groups(states, infos, chain_axis, step_size)
+    if warmup is not None:
+        groups |= {f"warmup_{name}": group for name, group in _groups(*warmup, chain_axis).items()}
+    if arviz.__version__.startswith("0."):
+        return arviz.from_dict(**groups, save_warmup=True)
+    return arviz.from_dict(groups, save_warmup=True)
+
+
+def _groups(states, infos, chain_axis, step_size=None):
+    position = getattr(states, "position", states)
+    if len(set(names(position))) < len(names(position)):
+        raise ValueError(f"two variables have the same name: {sorted(names(position))}.")
+    variables = dict(zip(names(position), map(np.asarray, jax.tree.leaves(position)), strict=True))
+    shapes = {name: variable.shape[:2] for name, variable in variables.items()}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+        raise ValueError(f"positions must share their first two axes, chains and draws; they have {shapes}.")
+    sizes = next(iter(shapes.values()))
+    if chain_axis == 1:
+        variables = {name: np.swapaxes(variable, 0, 1) for name, variable in variables.items()}
+
+    def per_draw(value):
+        """(num_chains, num_draws), if there is a number for each draw."""
+        shape = getattr(value, "shape", None)
+        if shape == sizes:
+            return np.asarray(value).T if chain_axis == 1 else np.asarray(value)
+        return np.broadcast_to(value, (num_chains, num_draws)) if shape == (num_draws,) else None
+
+    num_chains, num_draws = sizes[chain_axis], sizes[1 - chain_axis]
+    statistics = {_SCHEMA.get(name, name): per_draw(value) for name, value in _fields(infos).items()}
+    statistics["lp"] = per_draw(_fields(getattr(states, "chains", states)).get("logdensity"))
+    if step_size is not None:
+        statistics["step_size"] = np.broadcast_to(np.asarray(step_size)[..., None], (num_chains, num_draws))
+    statistics = {name: value for name, value in statistics.items() if value is not None}
+    return {"posterior": variables} | ({"sample_stats": statistics} if statistics else {})
+
+
+def _fields(record):
+    return record._asdict() if hasattr(record, "_asdict") else {}

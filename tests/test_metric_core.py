@@ -1,0 +1,99 @@
+"""The eigen learner as BlackJAX's metric adaptation."""
+
+import blackjax
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.mcmc.metrics import LowRankInverseMassMatrix
+from jax.flatten_util import ravel_pytree
+from programs import largest_array
+from targets import paper_first
+
+import householder_mcmc as hm
+
+DIM, RANK = 30, 2
+TARGET = paper_first(DIM, RANK, np.random.default_rng(0))
+
+
+def logdensity(position):
+    return TARGET.logdensity(ravel_pytree(position)[0])
+
+
+def explained(inverse_mass_matrix):
+    """Learnt over true variance: along the wide directions, and in the narrow ones on average."""
+    root = np.asarray(hm.as_preconditioner(inverse_mass_matrix).to_dense(), np.float64)
+    covariance = root @ root.T
+    variances, wide = TARGET.leading(RANK)
+    along = np.einsum("id,de,ie->i", wide, covariance, wide)
+    return along / variances, (np.trace(covariance) - along.sum()) / (DIM - RANK) / 0.1
+
+
+@pytest.mark.parametrize("tail", ["isotropic", "unit"])
+def test_a_window_learns_what_the_scheme_learns(tail, dtype):
+    """The start is the first draw; the map in use changes at the ends of windows only; nothing is forgotten there."""
+    xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 50), dtype)
+    core, scheme = hm.metric_core(RANK, tail), hm.eigen(RANK, tail, hm.AVERAGED_GAINS)
+    state, learnt = core.init(DIM), scheme.init(xs[:1])
+    for i, x in enumerate(xs):
+        in_use = state.inverse_mass_matrix
+        state, learnt = core.update(state, x, None), scheme.update(learnt, x[None])
+        chex.assert_trees_all_equal(state.inverse_mass_matrix, in_use)
+        if i in (24, 49):
+            state = core.final(state)
+    chex.assert_trees_all_close(state.inverse_mass_matrix, scheme.preconditioner(learnt).to_inverse_mass_matrix())
+    assert isinstance(state.inverse_mass_matrix, LowRankInverseMassMatrix)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.inverse_mass_matrix)} == {dtype}
+
+
+def test_no_buffer_and_no_square():
+    dim, rank = 4096, 5
+    core = hm.metric_core(rank)
+    state = core.init(dim)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) < (4 * rank + 3) * dim
+    program = jax.make_jaxpr(lambda state, x: core.final(core.update(state, x, x)))(state, jnp.zeros(dim))
+    assert largest_array(program) <= 3 * rank * dim
+
+
+def test_nuts_warmup_jitted_and_vmapped():
+    """Four chains, each with its own warm-up: the wide variances within a factor of 2, the narrow ones within 1.3, and
+    at least 5 times the ESS per gradient of a diagonal metric, along the wide directions."""
+
+    def run(metric, key, position):
+        warmup = blackjax.staged_adaptation(
+            blackjax.nuts, logdensity, metric=metric, adaptation_info_fn=lambda state, info, adaptation: None
+        )
+        key_warmup, key_sample = jax.random.split(key)
+        (state, parameters), _ = warmup.run(key_warmup, position, 1000)
+        kernel = blackjax.nuts(logdensity, **parameters)
+
+        def one_step(state, key):
+            state, info = kernel.step(key, state)
+            return state, (ravel_pytree(state.position)[0], info.num_integration_steps)
+
+        _, (draws, steps) = jax.lax.scan(one_step, state, jax.random.split(key_sample, 500))
+        return parameters["inverse_mass_matrix"], draws, steps
+
+    xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 4), jnp.float32)
+    positions = {"a": xs[:, :10], "b": xs[:, 10:]}
+    keys = jax.random.split(jax.random.key(0), 4)
+    efficiency = {}
+    for name, metric in {"ours": hm.metric_core(RANK), "diagonal": "welford_diag"}.items():
+        learnt, draws, steps = jax.jit(jax.vmap(lambda key, x, metric=metric: run(metric, key, x)))(keys, positions)
+        ess = blackjax.ess(draws @ jnp.asarray(TARGET.leading(RANK)[1].T, jnp.float32))
+        efficiency[name] = float(ess.min() / steps.sum())
+        for i in range(4) if name == "ours" else ():
+            wide, narrow = explained(jax.tree.map(lambda leaf, i=i: leaf[i], learnt))
+            assert 0.5 < wide.min() and wide.max() < 2
+            assert 1 / 1.3 < narrow < 1.3
+    assert efficiency["ours"] > 5 * efficiency["diagonal"], efficiency
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="tail must be 'isotropic' or 'unit'"):
+        hm.metric_core(2, tail="free")
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        hm.metric_core(0)
+    with pytest.raises(ValueError, match="rank must be at most d = 3, got 4"):
+        hm.metric_core(4).init(3)
