@@ -149,6 +149,7 @@ def test_vi_algorithm_with_the_other_family():
 
 
 def test_progress_bar_sees_every_step_after_a_fit_without_one(monkeypatch):
+    pytest.importorskip("jaxtap")
     bars = []
 
     @contextlib.contextmanager
