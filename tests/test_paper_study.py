@@ -126,7 +126,7 @@ def test_unknown_experiment_is_refused(capsys):
 
 def miniature(entry):
     """A small dimension, few steps, and of the schemes the dearest; all of them where those are not among them."""
-    schemes = [scheme for scheme in entry.schemes if scheme in ("eigen", "diagonal_plus_LR", "pBaM", "exact")]
+    schemes = [scheme for scheme in entry.schemes if scheme in ("dense", "eigen", "diagonal_plus_LR", "pBaM", "exact")]
     return entry._replace(
         dims=(min(entry.dims[0], 40),), steps=entry.steps // 10, schemes=tuple(schemes or entry.schemes)
     )

@@ -60,13 +60,13 @@ def experiments(which: str) -> dict[str, Experiment]:
     first, single = (partial(targets.gaussian_first, num_significant=count) for count in (3, 1))
     angles = {"views": ANGLE_VIEWS, "counted": ("medESS_cos", "medESS_sin")}
     recovered = {"dims": (150,), "steps": 1000, "records_recovery": True}
-    gaussian_dims, angle_dims = (50, 100, 150, 200), (10, 20, 30, 40, 50)
+    gaussian_dims, logistic_dims, angle_dims = (50, 100, 150, 200), (50, 100, 150, 200, 300), (10, 20, 30, 40, 50)
     if which == "text":
         return {
             "recovery": Experiment("recovery", single, variants=_text(3), **recovered),
             "gaussian1": Experiment("gaussian1", first, gaussian_dims, 500, _text(3)),
             "gaussian2": Experiment("gaussian2", targets.gaussian_second, gaussian_dims, 500, _text(10), NO_IDENTITY),
-            "logistic": Experiment("logistic", targets.logistic, (50, 100, 150, 200, 300), 1000, _text(3)),
+            "logistic": Experiment("logistic", targets.logistic, logistic_dims, 1000, _text(3)),
             "xy": Experiment("xy", targets.xy, angle_dims, 1000, _text(1), NO_IDENTITY, **angles),
         }
     gaussian_fits = baselines.authors_gaussian()
@@ -89,7 +89,7 @@ def experiments(which: str) -> dict[str, Experiment]:
             _authors(10, 32, gaussian_fits) | _ours(10, 32) | {"averaged_m32": _averaged(32)},
             NO_IDENTITY,
         ),
-        "logistic": Experiment("logistic", targets.logistic, (50, 100, 150, 200, 300), 1000, authors_logistic),
+        "logistic": Experiment("logistic", targets.logistic, logistic_dims, 1000, authors_logistic),
         "logistic_code": Experiment("logistic", targets.logistic, (50, 100), 1000, {"code": oracle}),
         "xy2": Experiment(
             "xy2", targets.xy, (2,), 1000, {"authors": Variant(authors_xy)}, ("none",), keeps_draws=True, **angles

@@ -165,7 +165,6 @@ def measure(experiment: Experiment, dim: int, sampled: Sample, targets: list) ->
                 "replicate": replicate + 1,
                 "iterations": num_steps,
                 "chains": num_chains,
-                "medESS": np.median(sizes["medESS"]),
                 "minESS": np.min(sizes["medESS"]),
                 "seconds": (timing.fit + timing.chain) / num_replicates,
                 "us_per_iter": 1e6 * timing.chain_cpu / iterations,

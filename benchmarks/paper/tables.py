@@ -67,7 +67,7 @@ def check(summary: pd.DataFrame) -> pd.DataFrame:
     widening = np.where((known["n"] <= 2) | (known["experiment"] == "xy"), 0.5, 0.25)
     ess = pd.DataFrame(
         {
-            "what": "ESS, " + _label(known),
+            "what": "ESS, " + _label(known) + ", " + known["iterations"].astype(str) + " steps",
             "ours": known["ess"],
             "low": known["lo"] * (1 - widening),
             "high": known["hi"] * (1 + widening),
@@ -87,15 +87,7 @@ def check(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _label(rows):
-    return (
-        rows["experiment"]
-        + " "
-        + rows["variant"]
-        + ", d = "
-        + rows["d"].astype(str)
-        + ", "
-        + (rows["iterations"].astype(str) + " steps, " + rows["scheme"])
-    )
+    return rows["experiment"] + " " + rows["variant"] + ", d = " + rows["d"].astype(str) + ", " + rows["scheme"]
 
 
 def side_by_side(summary: pd.DataFrame) -> str:
