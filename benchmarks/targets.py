@@ -38,6 +38,9 @@ class Gaussian(NamedTuple):
     def guess(self):
         return jnp.zeros_like(self.mean)
 
+    def covariance(self):
+        return jnp.linalg.inv(self.precision)
+
     def start(self, rng, num_chains):
         """Exact draws."""
         factor = np.linalg.cholesky(np.linalg.inv(self.precision))
@@ -68,11 +71,13 @@ class Logistic(NamedTuple):
 
     With n = d the linear predictors z = X beta are independent under the posterior, each with the density
     exp(-log(1 + exp(-s z)) - lambda z^2 / (2 n)). So the mode, and the covariance var(z) (X^T X)^-1, are known exactly.
+    predictor_variance (): var(z).
     """
 
     design: Array
     signs: Array
     prior: Array
+    predictor_variance: Array
     directions: Array
     variances: Array
 
@@ -85,6 +90,9 @@ class Logistic(NamedTuple):
 
     def guess(self):
         return jnp.zeros_like(self.design[0])
+
+    def covariance(self):
+        return self.predictor_variance * jnp.linalg.inv(jnp.matmul(self.design.T, self.design, precision="highest"))
 
     def start(self, rng, num_chains):
         """The mode, for all chains."""
@@ -102,8 +110,9 @@ def logistic(dim: int, rng: np.random.Generator, prior_strength: float = 0.01, n
     signs = np.where(rng.uniform(size=dim) < 1 / (1 + np.exp(-predictors)), 1.0, -1.0)
     prior = prior_strength / dim
     order = np.argsort(singular_values)[:num_narrow]
-    variances = _predictor_variance(prior) / singular_values[order] ** 2
-    return Logistic(design, signs, np.array(prior), right.T[order], variances)
+    variance = _predictor_variance(prior)
+    variances = variance / singular_values[order] ** 2
+    return Logistic(design, signs, np.array(prior), np.array(variance), right.T[order], variances)
 
 
 def _haar(dim, rng):

@@ -47,6 +47,8 @@ def test_logistic_variances_are_exact():
     variances = [np.sum(weights * z**2) - np.sum(weights * z) ** 2 for z in (along, across)]
     np.testing.assert_allclose(variances[0], target.variances[0], rtol=0.01)
     assert variances[1] < variances[0] / 500  # the ratio of eigenvalues of X^T X is 1000
+    direction = target.directions[0]
+    np.testing.assert_allclose(target.covariance() @ direction, target.variances[0] * direction, rtol=1e-6)
 
 
 def test_logistic_starts_at_the_mode():

@@ -13,10 +13,10 @@ pytest.importorskip("matplotlib")
 
 from benchmarks.paper import figures, results, settings, study, tables  # noqa: E402
 from benchmarks.paper.__main__ import main  # noqa: E402
-from benchmarks.paper.experiments import experiments  # noqa: E402
+from benchmarks.paper.experiments import ADAPTIVE, experiments  # noqa: E402
 from benchmarks.targets import gaussian_first  # noqa: E402
 
-PROGRAM = experiments("program")
+PROGRAM, TEXT = experiments("program"), experiments("text")
 
 
 @pytest.mark.usefixtures("x64")
@@ -86,7 +86,7 @@ def results_like(**columns):
     """Two replicates of a configuration that the authors have: dense, ESS 606-695 over three runs."""
     row = {"source": "gaussian1", "experiment": "gaussian1", "variant": "authors", "d": 50, "iterations": 3535}
     row |= {"scheme": "dense", "chains": 2, "medESS": 600.0, "medESS_cos": np.nan, "medESS_sin": np.nan, "bulkESS": 1.0}
-    row |= {"rhat": 1.0, "us_per_iter": 10.0, "seconds": 1.0}
+    row |= {"rhat": 1.0, "us_per_iter": 10.0, "setup_seconds": 0.0, "cpu_seconds": 1.0}
     row |= {"exploration_1": 1.0, "exploration_2": 1.0, "exploration_3": np.nan}
     return pd.DataFrame([row | columns] * 2)
 
@@ -125,15 +125,21 @@ def test_unknown_experiment_is_refused(capsys):
 
 
 def miniature(entry):
-    return entry._replace(dims=entry.dims[:1], steps=entry.steps // 10)
+    """A small dimension, few steps, and of the schemes the dearest; all of them where those are not among them."""
+    schemes = [scheme for scheme in entry.schemes if scheme in ("dense", "eigen", "diagonal_plus_LR", "pBaM", "exact")]
+    return entry._replace(
+        dims=(min(entry.dims[0], 40),), steps=entry.steps // 10, schemes=tuple(schemes or entry.schemes)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["logistic_code", "xy2", "xy_unwrapped"])
-def test_miniature(name, tmp_path):
-    """Every configuration runs, every number of a row is there, and figures and tables can be made of it."""
-    entry = miniature(PROGRAM[name])
-    results.run(name, entry, 2, tmp_path)
+@pytest.mark.parametrize(
+    "which, name", [("program", name) for name in PROGRAM] + [("text", name) for name in ("recovery", "xy")]
+)
+def test_miniature(which, name, tmp_path):
+    """Every number of a row is there, and figures and tables can be made of it."""
+    entry = miniature({"program": PROGRAM, "text": TEXT}[which][name])
+    results.run(name, entry, 2, tmp_path, is_quick=True)
     table = results.load(tmp_path)
     num_configurations = sum(len(variant.learners.keys() & set(entry.schemes)) for variant in entry.variants.values())
     assert len(table) == 2 * num_configurations
@@ -145,3 +151,24 @@ def test_miniature(name, tmp_path):
     figures.draw(tmp_path)
     tables.report(tmp_path)
     assert (tmp_path / "tables.md").read_text().count(f"## {name} ") == 2
+
+
+@pytest.mark.slow
+def test_the_study_reproduces_the_authors_program(tmp_path):
+    """First Gaussian, d = 50, all adaptive schemes; the authors' settings explore little of it, ours most."""
+    entry = PROGRAM["gaussian1"]._replace(dims=(50,))
+    kept = {"authors": ADAPTIVE, "default": ("eigen",)}
+    variants = {
+        variant: entry.variants[variant]._replace(
+            learners={name: entry.variants[variant].learners[name] for name in schemes}
+        )
+        for variant, schemes in kept.items()
+    }
+    entry = entry._replace(variants=variants)
+    results.run("gaussian1", entry, 5, tmp_path)
+    summary = tables.summarise(results.load(tmp_path))
+    checks = tables.check(summary)
+    assert len(checks) == 5 and checks["passes"].all(), checks
+    of_eigen = summary[summary["scheme"] == "eigen"].set_index("variant")
+    assert of_eigen.loc["authors", "explored_high"] < 0.15
+    assert of_eigen.loc["default", "counts"]

@@ -32,7 +32,7 @@ def main(arguments=None) -> None:
 
     started = time.perf_counter()
     for name in options.only or entries:
-        results.run(name, entries[name], num_replicates, folder)
+        results.run(name, entries[name], num_replicates, folder, options.quick)
     print(f"{time.perf_counter() - started:.0f} s")
     figures.draw(folder)
     page = options.out.parent / "RESULTS.md"

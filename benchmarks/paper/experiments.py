@@ -12,7 +12,7 @@ from benchmarks.paper import baselines, settings
 from benchmarks.paper.settings import Variant
 
 ADAPTIVE = ("none", "diagonal", "dense", "eigen", "eigen_identity")
-ALL = (*ADAPTIVE, "diagonal_plus_LR", "pBaM")
+ALL = (*ADAPTIVE, "diagonal_plus_LR", "pBaM", "exact")
 NO_IDENTITY = tuple(scheme for scheme in ALL if scheme != "eigen_identity")
 NUM_DEFAULT_CHAINS = 8
 NUM_REPLICATES = 15
@@ -60,13 +60,13 @@ def experiments(which: str) -> dict[str, Experiment]:
     first, single = (partial(targets.gaussian_first, num_significant=count) for count in (3, 1))
     angles = {"views": ANGLE_VIEWS, "counted": ("medESS_cos", "medESS_sin")}
     recovered = {"dims": (150,), "steps": 1000, "records_recovery": True}
-    gaussian_dims, angle_dims = (50, 100, 150, 200), (10, 20, 30, 40, 50)
+    gaussian_dims, logistic_dims, angle_dims = (50, 100, 150, 200), (50, 100, 150, 200, 300), (10, 20, 30, 40, 50)
     if which == "text":
         return {
             "recovery": Experiment("recovery", single, variants=_text(3), **recovered),
             "gaussian1": Experiment("gaussian1", first, gaussian_dims, 500, _text(3)),
             "gaussian2": Experiment("gaussian2", targets.gaussian_second, gaussian_dims, 500, _text(10), NO_IDENTITY),
-            "logistic": Experiment("logistic", targets.logistic, (50, 100, 150, 200, 300), 1000, _text(3)),
+            "logistic": Experiment("logistic", targets.logistic, logistic_dims, 1000, _text(3)),
             "xy": Experiment("xy", targets.xy, angle_dims, 1000, _text(1), NO_IDENTITY, **angles),
         }
     gaussian_fits = baselines.authors_gaussian()
@@ -86,10 +86,10 @@ def experiments(which: str) -> dict[str, Experiment]:
             targets.gaussian_second,
             gaussian_dims,
             500,
-            _authors(10, 32, gaussian_fits) | _ours(10, 32),
+            _authors(10, 32, gaussian_fits) | _ours(10, 32) | {"averaged_m32": _averaged(32)},
             NO_IDENTITY,
         ),
-        "logistic": Experiment("logistic", targets.logistic, (50, 100, 150, 200, 300), 1000, authors_logistic),
+        "logistic": Experiment("logistic", targets.logistic, logistic_dims, 1000, authors_logistic),
         "logistic_code": Experiment("logistic", targets.logistic, (50, 100), 1000, {"code": oracle}),
         "xy2": Experiment(
             "xy2", targets.xy, (2,), 1000, {"authors": Variant(authors_xy)}, ("none",), keeps_draws=True, **angles
@@ -99,7 +99,7 @@ def experiments(which: str) -> dict[str, Experiment]:
             targets.xy,
             angle_dims,
             1000,
-            {"authors": Variant(authors_xy)} | _ours(1, 3, is_gaussian=False),
+            {"authors": Variant(authors_xy)} | _ours(1, 3, is_gaussian=False, has_covariance=False),
             NO_IDENTITY,
             **angles,
         ),
@@ -123,8 +123,16 @@ def _authors(rank, baseline_rank, fits):
     return {"authors": Variant(settings.adaptive(rank, hm.AUTHORS_GAINS) | baselines.learners(baseline_rank, fits))}
 
 
-def _ours(rank, baseline_rank, is_gaussian=True):
+def _ours(rank, baseline_rank, is_gaussian=True, has_covariance=True):
+    fitted = baselines.learners(baseline_rank, baselines.corrected(is_gaussian))
     return {
         "default": Variant(settings.adaptive(rank, hm.DEFAULT_GAINS), NUM_DEFAULT_CHAINS),
-        "corrected": Variant(baselines.learners(baseline_rank, baselines.corrected(is_gaussian))),
+        "averaged": _averaged(rank),
+        "corrected": Variant(fitted | baselines.exact() if has_covariance else fitted),
     }
+
+
+def _averaged(rank):
+    """The learners on which averaging has an effect."""
+    learners = settings.adaptive(rank, hm.AVERAGED_GAINS)
+    return Variant({name: learners[name] for name in ("eigen", "eigen_identity")}, NUM_DEFAULT_CHAINS)

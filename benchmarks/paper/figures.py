@@ -27,7 +27,9 @@ _COLOURS = {
     "eigen_identity": "tab:cyan",
     "diagonal_plus_LR": "tab:green",
     "pBaM": "tab:purple",
+    "exact": "black",
 }
+_RIGHT = ("default", "corrected")  # variants on the right
 
 
 def draw(folder: Path) -> None:
@@ -52,13 +54,14 @@ def box_plots(table: pd.DataFrame, title: str) -> Figure:
     """
     figure = Figure(figsize=(12, 7), layout="constrained")
     grid = figure.subplots(2, 2, sharey="row")
-    for column, (is_default, name) in enumerate([(False, "as in the paper"), (True, "our default gains")]):
-        side = table[tables.is_ours(table) == is_default]
-        ess = "medESS_cos" if is_default and side["medESS_cos"].notna().any() else "medESS"
+    sides = (~tables.is_ours(table), "as in the paper"), (table["variant"].isin(_RIGHT), "our default gains")
+    for column, (is_shown, name) in enumerate(sides):
+        side = table[is_shown]
+        ess = "medESS_cos" if column == 1 and side["medESS_cos"].notna().any() else "medESS"
         raw = side[ess] * 2 / side["chains"]
         for axes, values, label in (
             (grid[0, column], raw, "median ESS"),
-            (grid[1, column], side[ess] / side["seconds"], "median ESS per second"),
+            (grid[1, column], tables.ess_per_second(side, ess), "median ESS per second"),
         ):
             _boxes(axes, side.assign(value=np.log10(values.clip(lower=1e-3))))
             axes.set(xlabel="dimension", ylabel=f"log10 {label}" if column == 0 else "")
@@ -93,13 +96,14 @@ def recovery(distances: pd.DataFrame, authors: pd.DataFrame) -> Figure:
     """sin^2 between the leading eigenvectors of L L^T and of the target along the run; dotted: the authors' program."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     grid = figure.subplots(1, 2, sharey=True)
-    for axes, is_default in zip(grid, (False, True), strict=True):
-        side = distances[tables.is_ours(distances) == is_default]
+    sides = (~tables.is_ours(distances), "as in the paper"), (distances["variant"].isin(_RIGHT), "our default gains")
+    for axes, (is_shown, title) in zip(grid, sides, strict=True):
+        side = distances[is_shown]
         for scheme, runs in side.groupby("scheme", sort=False):
             for replicate, run in runs.groupby("replicate"):
                 label = scheme if replicate == 1 else None
                 axes.plot(run["iteration"], run["sin2_leading"], color=_COLOURS[scheme], label=label, alpha=0.7)
-        axes.set(yscale="log", xlabel="iteration", title="our default gains" if is_default else "as in the paper")
+        axes.set(yscale="log", xlabel="iteration", title=title)
         axes.grid(alpha=0.3)
     for scheme, run in authors[authors["scheme"].isin(list(_COLOURS))].groupby("scheme"):
         run = run[run["replicate"] == run["replicate"].min()]

@@ -20,11 +20,11 @@ _COLUMNS = (
 _NUM_RECOVERY = 3  # replicates whose distance along the run is kept
 
 
-def run(name: str, experiment: Experiment, num_replicates: int, folder: Path) -> None:
+def run(name: str, experiment: Experiment, num_replicates: int, folder: Path, is_quick: bool = False) -> None:
     """Run an experiment; write `<name>.csv`, and `<name>_recovery.csv` or `<name>_draws.csv` where it has them."""
     rows, recovery, draws = [], [], []
     for dim in experiment.dims:
-        for labels, sampled, targets in _of_dimension(name, experiment, dim, num_replicates):
+        for labels, sampled, targets in _of_dimension(name, experiment, dim, num_replicates, is_quick):
             measured = [labels | row for row in measure(experiment, dim, sampled, targets)]
             rows += measured
             _print(measured, sampled.timing)
@@ -38,7 +38,7 @@ def run(name: str, experiment: Experiment, num_replicates: int, folder: Path) ->
             _save(pd.DataFrame(table).drop(columns=["m", "blas", "reason"]), folder / f"{name}_{suffix}.csv")
 
 
-def _of_dimension(name, experiment, dim, num_replicates):
+def _of_dimension(name, experiment, dim, num_replicates, is_quick):
     """Labels, sample and targets of each configuration; all are compiled first, on all cores."""
     targets = [experiment.target(dim, _generator(experiment, dim, r)) for r in range(num_replicates)]
     stacked = stack(targets)
@@ -53,7 +53,7 @@ def _of_dimension(name, experiment, dim, num_replicates):
 
     def compile_one(configuration):
         *_, learner, positions = configuration
-        return build(stacked, positions, learner, experiment.num_steps(dim), experiment.records_recovery)
+        return build(stacked, positions, learner, experiment.num_steps(dim), experiment.records_recovery, is_quick)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         programs = list(pool.map(compile_one, configurations))
