@@ -1,83 +1,136 @@
 r"""Oja's rule as an optax transformation: gradient ascent on tr(V C V^T) over orthonormal rows V.
 
-The parameters are the eigenvectors V (rank, d), one per row; the updates are increments averaged over the chains, from
-`oja_increment` (Hird & Livingstone 2026, Section 3.1; Oja 1982) or `relative_increment`. Both have the leading
-eigenvectors of C as their fixed point.
+The eigenvectors V (rank, d) are rows; so are the centred draws dx (num_chains, d). A step stays in the span of both, so
+increments and updates are small matrices: an `Increment` (`oja_increment`, Hird & Livingstone 2026, Section 3.1 after
+Oja 1982, or `relative_increment`) goes into the transformation and a `Recombination` of V and dx comes out, orthonormal
+by the products V dx^T and dx dx^T alone. `step` does all of it.
 """
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
 from householder_mcmc.linalg import dot
 
 __all__ = [
+    "Increment",
+    "Recombination",
     "oja",
     "oja_increment",
     "relative_increment",
     "orthonormalize",
-    "project_to_orthonormal_rows",
-    "project_to_unit_rows",
+    "to_orthonormal_rows",
+    "step",
 ]
 
 
-def oja(learning_rate: optax.ScalarOrSchedule, orthonormalize_every: int = 1) -> optax.GradientTransformation:
-    """Oja's rule: scale the increment, add it, and go back to orthonormal rows.
+class Increment(NamedTuple):
+    """weights @ dx - decay * V. weights (rank, num_chains). decay ()."""
 
-    Parameters
-    ----------
-    learning_rate
-        A float or an optax schedule.
-    orthonormalize_every
-        Orthonormalise at every p-th update and only normalise the rows at the others.
+    weights: Array
+    decay: Array
 
-    Raises
-    ------
-    ValueError
-        If `orthonormalize_every` is not a positive integer.
+
+class Recombination(NamedTuple):
+    """New rows of V: of_rows @ V + of_draws @ dx.
+
+    of_rows (rank, rank), of_draws (rank, num_chains). condition (): of the Gram matrix of V + increment, in units of
+    that of orthonormal rows; from 1 / (100 eps) on, the new rows are V + increment, not orthonormal.
     """
-    if orthonormalize_every < 1:
-        raise ValueError(f"orthonormalize_every must be a positive integer, got {orthonormalize_every}.")
-    ascend = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
-    if orthonormalize_every == 1:
-        return optax.chain(ascend, project_to_orthonormal_rows())
-    project_sometimes = optax.conditionally_transform(
-        project_to_orthonormal_rows(), lambda count: (count + 1) % orthonormalize_every == 0
-    )
-    return optax.chain(ascend, project_to_unit_rows(), project_sometimes)
+
+    of_rows: Array
+    of_draws: Array
+    condition: Array
 
 
-def oja_increment(projections: Array, centred: Array) -> Array:
-    """The mean over chains of (V dx) dx^T, (rank, d).
+def oja(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
+    """Oja's rule: `Increment` -> `Recombination`, with extra arguments as in `to_orthonormal_rows`.
 
-    projections (num_chains, rank): V dx. centred (num_chains, d): dx = x - mean.
+    learning_rate: a float or an optax schedule.
     """
-    return dot(projections.T, centred) / centred.shape[0]
+    return optax.chain(optax.scale_by_learning_rate(learning_rate, flip_sign=False), to_orthonormal_rows())
 
 
-def relative_increment(eigenvectors: Array, projections: Array, centred: Array, variances: Array) -> Array:
+def oja_increment(projections: Array) -> Increment:
+    """The mean over chains of (V dx) dx^T. projections (rank, num_chains): V dx."""
+    return Increment(projections / projections.shape[1], jnp.zeros((), projections.dtype))
+
+
+def relative_increment(projections: Array, variances: Array) -> Increment:
     """Row i is the mean over chains of (w_i dx) / lambda_i - v_i: Oja's increment free of the target's scale.
 
     lambda_i is `variances` (rank,), the learnt variance along row i, or the current mean of w_i^2 if that is larger.
     """
-    variances = jnp.maximum(variances, jnp.mean(projections**2, axis=0))
+    variances = jnp.maximum(variances, jnp.mean(projections**2, axis=1))
     variances = jnp.maximum(variances, jnp.finfo(variances.dtype).tiny)
-    return oja_increment(projections, centred) / variances[:, None] - eigenvectors
+    weights, _ = oja_increment(projections / variances[:, None])
+    return Increment(weights, jnp.ones((), projections.dtype))
 
 
-def project_to_orthonormal_rows() -> optax.GradientTransformation:
-    """Last link of a chain: replace an update by the one that lands on orthonormal rows. Stateless."""
-    return _project(orthonormalize)
+def to_orthonormal_rows() -> optax.GradientTransformationExtraArgs:
+    """Last link of a chain: `Increment` -> the `Recombination` that lands on orthonormal rows. Stateless.
+
+    Gram-Schmidt in order, by the Cholesky factor of the Gram matrix of V + increment. Extra arguments of `update`:
+    projections (rank, num_chains), V dx^T; gram (num_chains, num_chains), dx dx^T.
+    """
+
+    def update_fn(increment, state, params=None, *, projections, gram, **extra_args):
+        del params, extra_args
+        weights, keep = _shorten(increment.weights, gram), 1 - increment.decay
+        rank = weights.shape[0]
+        identity = jnp.eye(rank, dtype=weights.dtype)
+        across = keep * dot(weights, projections.T)
+        row_gram = keep**2 * identity + across + across.T + dot(dot(weights, gram), weights.T)
+        root = jnp.linalg.cholesky(row_gram)
+        inverse = lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
+        condition = jnp.sum(root**2) * jnp.sum(inverse**2) / rank**2  # 1 for orthonormal rows
+        condition = jnp.where(jnp.isfinite(condition), condition, jnp.inf)
+        inverse = jnp.where(condition < _solvable(condition.dtype), inverse, identity)
+        return Recombination(keep * inverse, dot(inverse, weights), condition), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def project_to_unit_rows() -> optax.GradientTransformation:
-    """Replace an update by the one that lands on rows of unit length (or zero). Stateless."""
+def step(
+    optimiser: optax.GradientTransformationExtraArgs,
+    increment: Increment,
+    state: optax.OptState,
+    eigenvectors: Array,
+    projections: Array,
+    centred: Array,
+    is_due: Array | bool = False,
+) -> tuple[Array, Array, optax.OptState]:
+    """New eigenvectors (rank, d), the draws' projections on them (rank, num_chains), and the optimiser's state.
 
-    def normalize(rows):
-        lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
-        return rows / jnp.where(lengths > 0, lengths, 1)
+    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, by
+    their Gram matrix or, if larger still, by QR. is_due: do so by the Gram matrix, against rounding that adds up.
+    """
+    draws, along, weights = centred, projections, increment.weights
+    if weights.shape[1] > weights.shape[0]:  # more chains than rows act through their weighted sums alone
+        size = jnp.maximum(jnp.max(jnp.abs(weights)), 1)
+        draws, along = dot(weights / size, centred), dot(projections, weights.T / size)
+        increment = increment._replace(weights=size * jnp.eye(len(weights), dtype=weights.dtype))
+    gram = dot(draws, draws.T)
+    update, state = optimiser.update(increment, state, projections=along, gram=gram)
+    rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
 
-    return _project(normalize)
+    def as_they_are():
+        return rows, dot(update.of_rows, projections) + dot(update.of_draws, dot(draws, centred.T))
+
+    def again():
+        new = dot(_inverse_of_nearly_orthonormal(dot(rows, rows.T)), rows)
+        return new, dot(new, centred.T)
+
+    def anew():
+        new = orthonormalize(rows)
+        return new, dot(new, centred.T)
+
+    is_poor = update.condition > _WELL_CONDITIONED
+    is_lost = update.condition >= _solvable(rows.dtype)
+    choice = jnp.where(is_lost, 2, (is_due | is_poor).astype(jnp.int32))
+    return *lax.switch(choice, [as_they_are, again, anew]), state
 
 
 def orthonormalize(rows: Array) -> Array:
@@ -89,20 +142,33 @@ def orthonormalize(rows: Array) -> Array:
     return q.T * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
 
 
-def _project(onto):
-    def update_fn(updates, state, params=None):
-        if params is None:
-            raise ValueError("this transformation needs the eigenvectors: pass them as `params` to update.")
-        return onto(params + _shorten(updates)) - params, state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+_WELL_CONDITIONED = 4  # a condition number of the Gram matrix that costs a digit at most
 
 
-def _shorten(updates):
-    """Updates cut to length eps^(-1/2), which is a step with a smaller gain.
+def _solvable(dtype):
+    """The condition number up to which the Gram matrix makes rows orthonormal to a hundredth."""
+    return 0.01 / jnp.finfo(dtype).eps
 
-    Beyond that length their sum with unit rows loses the rows to rounding.
+
+def _inverse_of_nearly_orthonormal(gram):
+    """The inverse of the Cholesky factor of a matrix within a tenth of I, by products alone; doubles digits each time.
+
+    (A second LAPACK call beside that of `orthonormalize` could, batched by vmap, take the last thread of a CPU's pool.)
     """
-    size = jnp.maximum(jnp.max(jnp.abs(updates)), 1)  # squares of raw updates may overflow
-    limit = jnp.finfo(updates.dtype).eps ** -0.5 / size
-    return updates * (limit / jnp.maximum(jnp.linalg.norm(updates / size), limit))
+    inverse = jnp.eye(*gram.shape, dtype=gram.dtype)
+    for _ in range(3):
+        error = dot(dot(inverse, gram), inverse.T) - jnp.eye(*gram.shape, dtype=gram.dtype)
+        inverse = inverse - dot(jnp.tril(error, -1) + jnp.diag(jnp.diag(error) / 2), inverse)
+    return inverse
+
+
+def _shorten(weights, gram):
+    """Weights of an increment cut to length eps^(-1/2), which is a step with a smaller gain.
+
+    Beyond that length its sum with unit rows loses the rows to rounding.
+    """
+    size = jnp.maximum(jnp.max(jnp.abs(weights)), 1)  # squares of raw weights may overflow
+    limit = jnp.finfo(weights.dtype).eps ** -0.5 / size
+    scaled = weights / size
+    length = jnp.sqrt(jnp.maximum(jnp.sum(dot(scaled, gram) * scaled), 0))
+    return weights * (limit / jnp.maximum(length, limit))

@@ -59,21 +59,26 @@ class CompactReflections(NamedTuple):
     def apply(self, x: Array) -> Array:
         """Q @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
         x = check_vector(x, self.eigenvectors.shape[1])
-        return self._update(_flip(x, self.signs), self.core)
+        x = _flip(x, self.signs)
+        return self._update(x, dot(self.eigenvectors, x), self.core)
 
     def apply_transpose(self, x: Array) -> Array:
         """Q.T @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
         x = check_vector(x, self.eigenvectors.shape[1])
-        return _flip(self._update(x, self.core.T), self.signs)
+        return self.complete_transpose(x, dot(self.eigenvectors, x))
+
+    def complete_transpose(self, x: Array, projections: Array) -> Array:
+        """Q.T @ x for x (d,) whose projections on the eigenvectors (rank,) are known: one product with them."""
+        return _flip(self._update(x, projections, self.core.T), self.signs)
 
     def to_dense(self) -> Array:
         """Q as a (d, d) array: for tests."""
         return columns(self.apply, self.eigenvectors.shape[1], self.eigenvectors.dtype)
 
-    def _update(self, x, core):
+    def _update(self, x, projections, core):
         """x + W core W^T x, with W read off the eigenvectors."""
         rank = self.signs.shape[0]
-        coordinates = self.signs * dot(self.eigenvectors, x) - x[:rank]
+        coordinates = self.signs * projections - x[:rank]
         weights = dot(core, coordinates)
         return (x + dot(self.signs * weights, self.eigenvectors)).at[:rank].add(-weights)
 
@@ -128,31 +133,30 @@ def compact(eigenvectors: Array) -> CompactReflections:
         If `eigenvectors` is not a matrix with 1 <= rank <= d.
     """
     eigenvectors = _check(eigenvectors)
-    rank = eigenvectors.shape[0]
-    block = eigenvectors[:, :rank]
-    signs = _elimination_signs(lax.stop_gradient(block))
-    core = jnp.linalg.inv(signs[:, None] * block - jnp.eye(rank, dtype=block.dtype))
+    signs, core = _signs_and_core(eigenvectors[:, : eigenvectors.shape[0]])
     return CompactReflections(eigenvectors, signs, core)
 
 
-def _elimination_signs(block):
-    """The signs of the sequential form, from eliminating the (rank, rank) block of leading coordinates.
+def _signs_and_core(block):
+    """The signs s of the sequential form and K = (diag(s) V_1 - I)^{-1}, from V_1, the (rank, rank) leading block.
 
-    After k - 1 steps entry (k, k) is <H_{k-1} ... H_1 e_k, v_k>; the pivot s_k A_kk - 1 has size at least 1, to
-    rounding.
+    Gauss-Jordan elimination in place, without pivoting: a row needs its sign only when it is its turn. Entry (k, k) is
+    then <H_{k-1} ... H_1 e_k, v_k>, and the pivot s_k A_kk - 1 has size at least 1, to rounding.
     """
-    rank = block.shape[0]
-    index = jnp.arange(rank)
+    index = jnp.arange(block.shape[0])
 
     def eliminate(k, carry):
         block, signs = carry
+        is_k = index == k
         sign = _long_sign(block[k, k])
-        row = jnp.where(index > k, block[k], 0)
-        column = jnp.where(index > k, block[:, k], 0)
-        block = block - (sign / (sign * block[k, k] - 1)) * column[:, None] * row
-        return block, signs.at[k].set(sign)
+        row = sign * block[k]
+        row = jnp.where(is_k, 1, row) / (row[k] - 1)
+        column = jnp.where(is_k, 0, block[:, k])
+        rest = jnp.where(is_k[None, :] | is_k[:, None], 0, block)
+        return rest - column[:, None] * row + is_k[:, None] * row, signs.at[k].set(sign)
 
-    return lax.fori_loop(0, rank, eliminate, (block, jnp.ones_like(block[0])))[1]
+    core, signs = lax.fori_loop(0, block.shape[0], eliminate, (block, jnp.ones_like(block[0])))
+    return signs, core
 
 
 def _long_sign(overlap):

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from householder_mcmc import online_pca, reflections
 from householder_mcmc.gains import DEFAULT_GAINS, Gains
-from householder_mcmc.linalg import dot
+from householder_mcmc.linalg import dot, mean_of_rows
 from householder_mcmc.preconditioners import (
     Dense,
     Diagonal,
@@ -79,7 +79,7 @@ def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
     """Learn the marginal variances. O(d). Source: Andrieu & Thoms (2008), Algorithm 5 in its use by the paper."""
     return _moments(
         start=jnp.ones_like,
-        increment=lambda centred: jnp.mean(centred**2, axis=0),
+        increment=lambda centred: mean_of_rows(centred**2),
         preconditioner=lambda variances: Diagonal(jnp.sqrt(variances)),
         gains=gains,
     )
@@ -137,7 +137,7 @@ def eigen(
     rank: int,
     tail: str = "free",
     gains: Gains = DEFAULT_GAINS,
-    orthonormalize_every: int = 1,
+    orthonormalize_every: int = 256,
     refresh_every: int | None = None,
 ) -> Scheme:
     """Learn the `rank` leading eigenvectors of the covariance by Oja's rule, and the variances along them.
@@ -156,47 +156,47 @@ def eigen(
     gains
         Schedules of the mean and variances, of Oja's rule and of the average of its eigenvectors.
     orthonormalize_every
-        Orthonormalise the eigenvectors at every p-th update.
+        Orthonormalise the eigenvectors in full, O(rank^2 d), at every p-th update. The others keep them orthonormal but
+        for rounding, which adds up.
     refresh_every
-        Rebuild the map from the learnt eigenvectors at every I-th update, a multiple of `orthonormalize_every`, which
-        is the default.
+        Rebuild the map from the learnt eigenvectors at every I-th update. By default 1; with an average, whose
+        eigenvectors must be orthonormalised for it, 10.
 
     Returns
     -------
-    Scheme. An update costs O(rank^2 d); the state holds O(rank d) numbers.
+    Scheme. The state holds O(rank d) numbers. An update reads the eigenvectors three times and writes them once; with
+    an average or `refresh_every` above 1 it also reads those of the map twice.
 
     Raises
     ------
     ValueError
-        On a rank below 1 or, at `init`, above d; an unknown tail; periods that are not positive or do not match.
+        On a rank below 1 or, at `init`, above d; an unknown tail; a period that is not positive.
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")
     if tail not in _TAILS:
         raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
-    optimiser = online_pca.oja(gains.oja, orthonormalize_every)
-    refresh_every = orthonormalize_every if refresh_every is None else refresh_every
-    if refresh_every < 1 or refresh_every % orthonormalize_every:
-        raise ValueError(
-            "refresh_every must be a positive multiple of orthonormalize_every, since a map is built on orthonormal "
-            f"eigenvectors only; got {refresh_every} and {orthonormalize_every}."
-        )
-    build, eigenvectors_of, measure, preconditioner = _TAILS[tail]
+    if refresh_every is None:
+        refresh_every = 1 if gains.average is None else 10
+    for name, period in (("orthonormalize_every", orthonormalize_every), ("refresh_every", refresh_every)):
+        if period < 1:
+            raise ValueError(f"{name} must be a positive integer, got {period}.")
+    optimiser = online_pca.oja(gains.oja)
+    build, eigenvectors_of, num_scales, measure, preconditioner = _TAILS[tail]
     map_is_latest = refresh_every == 1 and gains.average is None
 
     def init_fn(positions):
         dim = positions.shape[1]
         if rank > dim:
             raise ValueError(f"rank must be at most d = {dim}, got {rank}.")
-        mean = jnp.mean(positions, axis=0)
+        mean = mean_of_rows(positions)
         eigenvectors = jnp.eye(rank, dim, dtype=mean.dtype)  # (rank, d): the first axes
-        basis = build(eigenvectors)
         average = None if gains.average is None else eigenvectors
         return EigenState(
             count=jnp.zeros((), jnp.int32),
             mean=mean,
-            basis=basis,
-            variances=jnp.ones_like(measure(basis, positions)),
+            basis=build(eigenvectors),
+            variances=jnp.ones(num_scales(rank, dim), mean.dtype),
             oja=optimiser.init(eigenvectors),
             ahead=None if map_is_latest else Ahead(eigenvectors, jnp.ones(rank, mean.dtype), average),
         )
@@ -204,33 +204,33 @@ def eigen(
     def update_fn(state, positions):
         count, mean, basis, variances, oja, ahead = state
         gain = jnp.asarray(gains.moments(count), mean.dtype)
-        mean = mean + gain * (jnp.mean(positions, axis=0) - mean)
+        mean = mean + gain * (mean_of_rows(positions) - mean)
         centred = positions - mean
 
         if map_is_latest:
             ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
         eigenvectors, learnt, average = ahead
-        projections = dot(centred, eigenvectors.T)
+        projections = dot(eigenvectors, centred.T)
         if gains.relative:
-            increment = online_pca.relative_increment(eigenvectors, projections, centred, learnt)
+            increment = online_pca.relative_increment(projections, learnt)
         else:
-            increment = online_pca.oja_increment(projections, centred)
-        updates, oja = optimiser.update(increment, oja, eigenvectors)
-        eigenvectors = optax.apply_updates(eigenvectors, updates)
+            increment = online_pca.oja_increment(projections)
+        is_due = (count + 1) % orthonormalize_every == 0
+        eigenvectors, projections, oja = online_pca.step(
+            optimiser, increment, oja, eigenvectors, projections, centred, is_due
+        )
 
         if map_is_latest:
             ahead, basis = None, build(eigenvectors)
         else:
-            learnt = learnt + gain * (_along_eigenvectors(eigenvectors, centred) - learnt)
+            learnt = learnt + gain * (jnp.mean(projections**2, axis=1) - learnt)
             if gains.average is not None:
                 average = average + jnp.asarray(gains.average(count), mean.dtype) * (eigenvectors - average)
             ahead = Ahead(eigenvectors, learnt, average)
-            if refresh_every == 1:
-                basis = build(settled(ahead))
-            else:
-                is_due = (count + 1) % refresh_every == 0
-                basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
-        variances = variances + gain * (measure(basis, centred) - variances)
+            is_due = (count + 1) % refresh_every == 0
+            basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
+            projections = dot(eigenvectors_of(basis), centred.T)
+        variances = variances + gain * (measure(basis, projections, centred) - variances)
         return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
 
     def settled(ahead):
@@ -240,7 +240,7 @@ def eigen(
 
 
 def eigen_identity(
-    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 1, refresh_every: int | None = None
+    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 256, refresh_every: int | None = None
 ) -> Scheme:
     """`eigen` with all trailing scales 1: the paper's `eigen_identity`."""
     return eigen(rank, "unit", gains, orthonormalize_every, refresh_every)
@@ -249,30 +249,32 @@ def eigen_identity(
 class _Tail(NamedTuple):
     """How the directions beyond the eigenvectors are scaled.
 
-    build: eigenvectors -> basis. eigenvectors: basis -> eigenvectors. measure: (basis, centred) -> squared lengths
-    along the basis, averaged over chains, the eigenvectors first. preconditioner: (basis, variances) -> map.
+    build: eigenvectors -> basis. eigenvectors: basis -> eigenvectors. num_scales: (rank, d) -> number of variances.
+    measure: (basis, projections on the eigenvectors, centred) -> squared lengths along the basis, averaged over chains,
+    the eigenvectors first. preconditioner: (basis, variances) -> map.
     """
 
     build: Callable
     eigenvectors: Callable
+    num_scales: Callable
     measure: Callable
     preconditioner: Callable
 
 
-def _along_columns(rotation, centred):
-    return jnp.mean(jax.vmap(rotation.apply_transpose)(centred) ** 2, axis=0)
+def _along_columns(rotation, projections, centred):
+    return mean_of_rows(jax.vmap(rotation.complete_transpose)(centred, projections.T) ** 2)
 
 
-def _along_eigenvectors(eigenvectors, centred):
-    return jnp.mean(dot(centred, eigenvectors.T) ** 2, axis=0)
+def _along_eigenvectors(eigenvectors, projections, centred):
+    del eigenvectors, centred
+    return jnp.mean(projections**2, axis=1)
 
 
-def _along_eigenvectors_and_rest(eigenvectors, centred):
+def _along_eigenvectors_and_rest(eigenvectors, projections, centred):
     rank, dim = eigenvectors.shape
-    projections = dot(centred, eigenvectors.T)
-    residuals = centred - dot(projections, eigenvectors)
+    residuals = centred - dot(projections.T, eigenvectors)
     rest = jnp.mean(jnp.sum(residuals**2, axis=1)) / (dim - rank) if rank < dim else jnp.ones((), centred.dtype)
-    return jnp.append(jnp.mean(projections**2, axis=0), rest)
+    return jnp.append(jnp.mean(projections**2, axis=1), rest)
 
 
 def _low_rank(eigenvectors, variances, rest):
@@ -285,18 +287,21 @@ _TAILS = {
     "free": _Tail(
         build=reflections.compact,
         eigenvectors=lambda rotation: rotation.eigenvectors,
+        num_scales=lambda rank, dim: dim,
         measure=_along_columns,
         preconditioner=lambda rotation, variances: Householder(rotation, jnp.sqrt(variances)),
     ),
     "isotropic": _Tail(
         build=lambda eigenvectors: eigenvectors,
         eigenvectors=lambda eigenvectors: eigenvectors,
+        num_scales=lambda rank, dim: rank + 1,
         measure=_along_eigenvectors_and_rest,
         preconditioner=lambda eigenvectors, variances: _low_rank(eigenvectors, variances[:-1], variances[-1]),
     ),
     "unit": _Tail(
         build=lambda eigenvectors: eigenvectors,
         eigenvectors=lambda eigenvectors: eigenvectors,
+        num_scales=lambda rank, dim: rank,
         measure=_along_eigenvectors,
         preconditioner=lambda eigenvectors, variances: _low_rank(eigenvectors, variances, 1.0),
     ),
@@ -307,12 +312,12 @@ def _moments(start, increment, preconditioner, gains):
     """A running mean and a running second moment about it."""
 
     def init_fn(positions):
-        mean = jnp.mean(positions, axis=0)
+        mean = mean_of_rows(positions)
         return MomentsState(jnp.zeros((), jnp.int32), mean, start(mean))
 
     def update_fn(state, positions):
         gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
-        mean = state.mean + gain * (jnp.mean(positions, axis=0) - state.mean)
+        mean = state.mean + gain * (mean_of_rows(positions) - state.mean)
         second = state.second + gain * (increment(positions - mean) - state.second)
         return MomentsState(optax.safe_increment(state.count), mean, second)
 

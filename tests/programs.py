@@ -4,12 +4,15 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
-def equations(jaxpr):
+def equations(jaxpr, in_branches=True):
+    """All equations; without those that run on a condition, if `in_branches` is false."""
     for equation in jaxpr.eqns:
         yield equation
+        if equation.primitive.name == "cond" and not in_branches:
+            continue
         for leaf in jax.tree.leaves(equation.params, is_leaf=is_program):
             if is_program(leaf):
-                yield from equations(getattr(leaf, "jaxpr", leaf))
+                yield from equations(getattr(leaf, "jaxpr", leaf), in_branches)
 
 
 def is_program(parameter):
@@ -19,6 +22,14 @@ def is_program(parameter):
 def largest_array(jaxpr):
     """Size of the largest array that a program computes."""
     return max(variable.aval.size for equation in equations(jaxpr) for variable in equation.outvars)
+
+
+def num_products_with(shape, jaxpr):
+    """How many matrix products that always run have an operand of this shape."""
+    return sum(
+        equation.primitive.name == "dot_general" and shape in [variable.aval.shape for variable in equation.invars]
+        for equation in equations(jaxpr, in_branches=False)
+    )
 
 
 def assert_full_precision(jaxpr):

@@ -36,9 +36,10 @@ def test_a_window_learns_what_the_scheme_learns(tail, dtype):
     xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 50), dtype)
     core, scheme = hm.metric_core(RANK, tail), hm.eigen(RANK, tail, hm.AVERAGED_GAINS)
     state, learnt = core.init(DIM), scheme.init(xs[:1])
+    update_core, update = jax.jit(lambda state, x: core.update(state, x, None)), jax.jit(scheme.update)
     for i, x in enumerate(xs):
         in_use = state.inverse_mass_matrix
-        state, learnt = core.update(state, x, None), scheme.update(learnt, x[None])
+        state, learnt = update_core(state, x), update(learnt, x[None])
         chex.assert_trees_all_equal(state.inverse_mass_matrix, in_use)
         if i in (24, 49):
             state = core.final(state)

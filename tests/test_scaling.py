@@ -1,0 +1,44 @@
+"""A miniature of the scaling benchmark: every case runs, its bound is right where that is known, and it is written."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from benchmarks import on_gpu, scaling
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_case_runs_and_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "_COPIED", 2**20)
+    monkeypatch.setattr(scaling, "NUM_RUNS", 1)
+    cases = [*scaling.of_size(20, 2, 3), *scaling.warmups(20, 100)]
+    rows = scaling.run(cases)
+    assert len(rows) == len(cases) + 1 and rows[0]["ratio"] == 1
+    assert all(row["us"] > 0 and row["compile_seconds"] > 0 for row in rows)
+    bounds = {(row["operation"], row["form"]): row["bound_us"] / rows[0]["bound_us"] for row in rows}
+    numbers = 2 * 2 * 20 + 2 * 3 * 20  # eigenvectors (2, 20) twice; 3 vectors of 20 in and out
+    assert bounds["apply", "compact"] == pytest.approx(numbers / 2**21)
+    assert np.isnan(bounds["build Q", "compact"])
+    scaling.write(rows, tmp_path / "scaling.csv")
+    with (tmp_path / "scaling.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+    assert scaling.table(rows).count("\n") == len(rows) + 1
+
+
+def test_slope_is_the_exponent_of_d():
+    rows = [
+        {"operation": "a", "form": "b", "dim": d, "rank": 10, "chains": 4, "us": d**1.5} for d in (100, 10**4, 10**6)
+    ]
+    assert "| a | b | 1.50 |" in scaling.slopes(rows)
+
+
+def test_time_runs_out():
+    assert len(scaling.run(scaling.of_size(20, 2, 3), seconds=-1)) == 0
+
+
+def test_gpu_checks():
+    errors = on_gpu.precision(3, 40)
+    assert max(errors) < 1e-5
+    assert on_gpu.throughput(None, 5, 10) > 0
