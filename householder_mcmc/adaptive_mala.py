@@ -4,6 +4,7 @@ Source: Hird & Livingstone (2026), Algorithms 1 and 2. The chain is not Markov w
 zero its averages converge, but to sample from a kernel that leaves the target invariant, use `warmup` and freeze.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,19 +16,28 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc import mala
-from householder_mcmc.gains import STEP_SIZE_GAIN
+from householder_mcmc.gains import STEP_SIZE_GAIN, diminishes
 from householder_mcmc.schemes import Scheme
+
+_ACCEPTANCE_MEMORY = 50  # steps
+_SMALLEST_RATE = 0.01
 
 __all__ = ["AdaptiveMALAState", "AdaptiveMALAInfo", "init", "build_kernel", "as_top_level_api"]
 
 
 class AdaptiveMALAState(NamedTuple):
-    """chains: MALA states with a leading chain axis. scheme: state of the learner. log_sigma (): log of the proposal's
-    standard deviation in whitened coordinates. count (): steps made."""
+    """State of the chains and of all that is learnt.
+
+    chains: MALA states with a leading chain axis. scheme: state of the learner. log_sigma (): log of the proposal's
+    standard deviation in whitened coordinates. acceptance_rate (num_chains,): running means. side (): +1 or -1, on
+    which side of its target the acceptance was at first; 0 before. count (): steps since it has been on both.
+    """
 
     chains: mala.MALAState
     scheme: NamedTuple
     log_sigma: Array
+    acceptance_rate: Array
+    side: Array
     count: Array
 
     @property
@@ -74,11 +84,13 @@ def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_
             )
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
     mala.require_finite(chains)
-    x = ravel_chains(chains.position)
+    x = _good_positions(chains)
     return AdaptiveMALAState(
         chains=chains,
         scheme=scheme.init(x),
         log_sigma=jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype),
+        acceptance_rate=jnp.full(num_chains, 0.5, x.dtype),
+        side=jnp.zeros((), x.dtype),
         count=jnp.zeros((), jnp.int32),
     )
 
@@ -93,13 +105,17 @@ def build_kernel(
     def kernel(rng_key: PRNGKey, state: AdaptiveMALAState, logdensity_fn: Callable):
         preconditioner = scheme.preconditioner(state.scheme)
         chains, info = step_chains(rng_key, state.chains, logdensity_fn, state.step_size, preconditioner)
+        error, acceptance_rate = acceptance_error(chains, info, state.acceptance_rate, target_acceptance_rate)
+        side = jnp.where(state.side == 0, jnp.sign(error), state.side)
+        has_crossed = (state.count > 0) | (side * error < 0)
         gain = jnp.asarray(step_size_gain(state.count), state.log_sigma.dtype)
-        acceptance_rate = jnp.mean(info.acceptance_rate).astype(gain.dtype)
         new_state = AdaptiveMALAState(
             chains=chains,
-            scheme=scheme.update(state.scheme, ravel_chains(chains.position)),
-            log_sigma=state.log_sigma + gain * (acceptance_rate - target_acceptance_rate),
-            count=optax.safe_increment(state.count),
+            scheme=scheme.update(state.scheme, _good_positions(chains)),
+            log_sigma=state.log_sigma + gain * error,
+            acceptance_rate=acceptance_rate,
+            side=side,
+            count=jnp.where(has_crossed, optax.safe_increment(state.count), 0),
         )
         return new_state, AdaptiveMALAInfo(*info, state.step_size)
 
@@ -121,14 +137,14 @@ def as_top_level_api(
     logdensity_fn
         Position of one chain -> log-density up to a constant.
     scheme
-        What is learnt, for example `hm.eigen(rank=3)`.
+        What is learnt, for example `hm.eigen(rank=3)`. Gains that do not decay fast enough give a warning.
     num_chains
         Number of chains that share what is learnt. More chains learn better: the differences between chains carry the
         variances before any single chain has crossed the target.
     target_acceptance_rate
         What the step size is adapted to, averaged over the chains.
     step_size_gain
-        Schedule of the step on log sigma.
+        Schedule of the step on log sigma, from the step on at which the acceptance crosses its target.
 
     Examples
     --------
@@ -139,6 +155,7 @@ def as_top_level_api(
         state, info = sampler.step(rng_key, state)
     """
     kernel = build_kernel(scheme, target_acceptance_rate, step_size_gain)
+    _warn_of_lasting_gains(scheme, step_size_gain)
 
     def init_fn(position, rng_key=None):
         del rng_key
@@ -151,11 +168,42 @@ def as_top_level_api(
     return SamplingAlgorithm(init_fn, step_fn)
 
 
+def _warn_of_lasting_gains(scheme, step_size_gain):
+    gains = getattr(scheme, "gains", None)  # what is no `Scheme` is refused by `init`
+    schedules = {"step_size_gain": step_size_gain} | ({} if gains is None else gains.schedules())
+    lasting = [name for name, schedule in schedules.items() if not diminishes(schedule)]
+    if lasting:
+        warnings.warn(
+            f"the gains {', '.join(lasting)} do not decay like t^-0.5 or faster: the kernel then follows the chains "
+            "for ever, and their draws do not converge to the target. Use gains that decay, or `warmup`.",
+            stacklevel=4,
+        )
+
+
 def step_chains(rng_key, chains, logdensity_fn, step_size, preconditioner) -> tuple[mala.MALAState, mala.MALAInfo]:
     """One MALA step of every chain with shared parameters."""
     kernel = mala.build_kernel()
     keys = jax.random.split(rng_key, chains.logdensity.shape[0])
     return jax.vmap(lambda key, state: kernel(key, state, logdensity_fn, step_size, preconditioner))(keys, chains)
+
+
+def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> tuple[Array, Array]:
+    """How far the chains' acceptance is above its target, and its new running means (num_chains,).
+
+    Chains are weighted by the inverse of their running means, as in a harmonic mean: one that is stuck counts for more
+    than all others. One that has not found a finite log-density yet counts for nothing.
+    """
+    rates = info.acceptance_rate.astype(acceptance_rate.dtype)
+    weights = jax.vmap(mala.is_finite)(chains) / (acceptance_rate + _SMALLEST_RATE)
+    error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
+    return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
+
+
+def _good_positions(chains):
+    """The chains' positions (num_chains, d); the first good chain takes the place of those that are not finite."""
+    x = ravel_chains(chains.position)
+    is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
+    return jnp.where((is_good | ~jnp.any(is_good))[:, None], x, x[jnp.argmax(is_good)])
 
 
 def ravel_chains(positions: ArrayTree) -> Array:

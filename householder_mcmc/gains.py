@@ -43,6 +43,16 @@ class Gains(NamedTuple):
     relative: bool = True
     average: optax.Schedule | None = None
 
+    def schedules(self) -> dict[str, optax.Schedule]:
+        """The schedules that are used, by name."""
+        named = {"moments": self.moments, "oja": self.oja, "average": self.average}
+        return {name: schedule for name, schedule in named.items() if schedule is not None}
+
+
+def diminishes(schedule: optax.Schedule) -> bool:
+    """Whether gains decay like t^-0.5 or faster, between the steps 10^4 and 10^6."""
+    return bool(schedule(10**6 - 1) <= 0.101 * schedule(10**4 - 1))
+
 
 DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0))
 

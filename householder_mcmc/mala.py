@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
-__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "require_finite"]
+__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "require_finite", "is_finite"]
 
 
 class MALAInfo(NamedTuple):
@@ -27,7 +27,8 @@ class MALAInfo(NamedTuple):
 
     acceptance_rate (): probability of accepting the proposal, 0 if it was not finite.
     is_accepted (): whether the proposal was accepted.
-    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite at the proposal.
+    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite at the proposal; or at the
+    state itself, which only a start can be.
     """
 
     acceptance_rate: Array
@@ -70,8 +71,9 @@ def build_kernel() -> Callable:
         def drift(logdensity_grad):
             return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
+        is_bad_start = ~is_finite(state)  # left without drift, for the first finite proposal
         noise = jax.random.normal(key_noise, x.shape, x.dtype)
-        forward_drift = drift(state.logdensity_grad)
+        forward_drift = jnp.where(is_bad_start, 0, drift(state.logdensity_grad))
         move = forward_drift + jnp.sqrt(2 * step_size) * noise
         position = unravel(x + preconditioner.apply(move))
         proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
@@ -79,11 +81,11 @@ def build_kernel() -> Callable:
         drifts = forward_drift + drift(proposal.logdensity_grad)
         log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
 
-        is_nonfinite = ~_is_finite(proposal)
-        log_ratio = jnp.where(jnp.isfinite(state.logdensity), log_ratio, jnp.inf)  # a bad start is left at once
-        log_ratio = jnp.where(is_nonfinite | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+        is_bad_proposal = ~is_finite(proposal)
+        log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
+        log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
         state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(key_accept, log_ratio, state, proposal)
-        return state, MALAInfo(acceptance_rate, is_accepted, is_nonfinite)
+        return state, MALAInfo(acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
 
     return kernel
 
@@ -127,11 +129,11 @@ def require_finite(state: MALAState) -> None:
     """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient, unless traced."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
         return
-    batched = jax.vmap(_is_finite) if jnp.ndim(state.logdensity) else _is_finite
-    is_finite = np.atleast_1d(batched(state))
-    if not is_finite.all():
-        where = f" of chains {np.flatnonzero(~is_finite).tolist()}" if jnp.ndim(state.logdensity) else ""
-        values = np.atleast_1d(np.asarray(state.logdensity))[~is_finite]
+    batched = jax.vmap(is_finite) if jnp.ndim(state.logdensity) else is_finite
+    is_good = np.atleast_1d(batched(state))
+    if not is_good.all():
+        where = f" of chains {np.flatnonzero(~is_good).tolist()}" if jnp.ndim(state.logdensity) else ""
+        values = np.atleast_1d(np.asarray(state.logdensity))[~is_good]
         what = "log-density" if not np.isfinite(values).all() else "gradient"
         raise ValueError(
             f"the log-density and its gradient must be finite at the start{where}: "
@@ -139,5 +141,6 @@ def require_finite(state: MALAState) -> None:
         )
 
 
-def _is_finite(state):
+def is_finite(state: MALAState) -> Array:
+    """Whether the log-density and all of its gradient are."""
     return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(ravel_pytree(state.logdensity_grad)[0]))

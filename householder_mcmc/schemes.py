@@ -32,12 +32,14 @@ class Scheme(NamedTuple):
     """A learner of preconditioners.
 
     init: (num_chains, d) starting positions -> state. update: (state, (num_chains, d) positions) -> state.
-    preconditioner: state -> `Preconditioner`. States are NamedTuples of arrays.
+    preconditioner: state -> `Preconditioner`. States are NamedTuples of arrays. gains: those of the learner, if it has
+    any.
     """
 
     init: Callable[[Array], NamedTuple]
     update: Callable[[NamedTuple, Array], NamedTuple]
     preconditioner: Callable[[NamedTuple], Preconditioner]
+    gains: Gains | None = None
 
 
 def none() -> Scheme:
@@ -205,7 +207,7 @@ def eigen(
         count, mean, basis, variances, oja, ahead = state
         gain = jnp.asarray(gains.moments(count), mean.dtype)
         mean = mean + gain * (mean_of_rows(positions) - mean)
-        centred = positions - mean
+        centred = _centred(positions, mean)
 
         if map_is_latest:
             ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
@@ -236,7 +238,7 @@ def eigen(
     def settled(ahead):
         return ahead.eigenvectors if ahead.average is None else online_pca.orthonormalize(ahead.average)
 
-    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.basis, state.variances))
+    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.basis, state.variances), gains)
 
 
 def eigen_identity(
@@ -318,10 +320,16 @@ def _moments(start, increment, preconditioner, gains):
     def update_fn(state, positions):
         gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
         mean = state.mean + gain * (mean_of_rows(positions) - state.mean)
-        second = state.second + gain * (increment(positions - mean) - state.second)
+        second = state.second + gain * (increment(_centred(positions, mean)) - state.second)
         return MomentsState(optax.safe_increment(state.count), mean, second)
 
-    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.second))
+    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.second), gains)
+
+
+def _centred(positions, mean):
+    """Differences from the mean, cut where their fourth powers would overflow."""
+    limit = jnp.finfo(mean.dtype).max ** 0.25
+    return jnp.clip(positions - mean, -limit, limit)
 
 
 def _keep(state, positions):

@@ -71,39 +71,42 @@ def warmup(
     """
     kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
 
-    def learn(carry, key):
+    def learn(carry, count, key):
         state, num_nonfinite = carry
-        state, info = kernel(jax.random.fold_in(key, state.count), state, logdensity_fn)
+        state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
         return (state, num_nonfinite + info.is_nonfinite), keep(state, info)
 
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
-        chains, log_sigma, average, acceptance_rate, num_nonfinite, count = carry
+        chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count = carry
         step_size = jnp.exp(2 * log_sigma) / 2
         key = jax.random.fold_in(key, count)
         chains, info = adaptive_mala.step_chains(key, chains, logdensity_fn, step_size, preconditioner)
-        error = (jnp.mean(info.acceptance_rate) - target_acceptance_rate).astype(log_sigma.dtype)
+        error, running_rate = adaptive_mala.acceptance_error(chains, info, running_rate, target_acceptance_rate)
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
-        acceptance_rate = acceptance_rate + info.acceptance_rate
-        return (chains, log_sigma, average, acceptance_rate, num_nonfinite + info.is_nonfinite, count + 1), None
+        total_rate = total_rate + info.acceptance_rate
+        num_nonfinite = num_nonfinite + info.is_nonfinite
+        return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
     def adapt(rng_key, state, num_steps):
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
         carry = state, jnp.zeros(num_chains, jnp.int32)
-        carry, history = jax.lax.scan(lambda carry, _: learn(carry, key_learn), carry, length=num_steps - num_final)
+        steps = jnp.arange(num_steps - num_final)
+        carry, history = jax.lax.scan(lambda carry, count: learn(carry, count, key_learn), carry, steps)
         state, num_nonfinite = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
-        carry = state.chains, state.log_sigma, state.log_sigma, zeros, num_nonfinite, jnp.zeros((), jnp.int32)
+        rate, count = state.acceptance_rate, jnp.zeros((), jnp.int32)
+        carry = state.chains, state.log_sigma, state.log_sigma, rate, zeros, num_nonfinite, count
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
-        chains, _, log_sigma, acceptance_rate, num_nonfinite, _ = carry
+        chains, _, log_sigma, _, total_rate, num_nonfinite, _ = carry
 
         parameters = {"step_size": jnp.exp(2 * log_sigma) / 2, "inverse_mass_matrix": preconditioner}
-        acceptance_rate = acceptance_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
+        acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
         return AdaptationResults(chains, parameters), WarmupInfo(acceptance_rate, num_nonfinite, history)
 
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):

@@ -1,14 +1,21 @@
 """Rerun the paper's experiments: `python -m benchmarks.paper [--quick] [--settings program|text] [--only NAME]`."""
 
 import argparse
+import multiprocessing
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads make a small Cholesky factor up to 50 times slower
+# One experiment a core. OpenBLAS's threads make a small Cholesky factor up to 50 times slower, and XLA's gain nothing at
+# these sizes. But its pool must be larger than the number of batched LAPACK calls that a program makes at once: each
+# blocks a thread until others have done its batch, and where none is left the program never returns.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("NPROC", "8")
 
 from benchmarks.paper import figures, results, tables  # noqa: E402
-from benchmarks.paper.experiments import NUM_REPLICATES, experiments  # noqa: E402
+from benchmarks.paper.experiments import experiments  # noqa: E402
 
 
 def main(arguments=None) -> None:
@@ -25,14 +32,13 @@ def main(arguments=None) -> None:
         parser.error(f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(entries)}.")
     folder = options.out / ("quick" if options.quick else "") / options.settings
     folder.mkdir(parents=True, exist_ok=True)
-    num_replicates = NUM_REPLICATES
-    if options.quick:
-        num_replicates = 3
-        entries = {name: entry._replace(dims=entry.dims[:1], steps=entry.steps // 5) for name, entry in entries.items()}
 
     started = time.perf_counter()
-    for name in options.only or entries:
-        results.run(name, entries[name], num_replicates, folder, options.quick)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        names = options.only or entries
+        runs = [pool.submit(results.run_by_name, name, options.settings, options.quick, folder) for name in names]
+        for each in runs:
+            each.result()
     print(f"{time.perf_counter() - started:.0f} s")
     figures.draw(folder)
     page = options.out.parent / "RESULTS.md"

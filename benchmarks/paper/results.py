@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from benchmarks.paper.experiments import Experiment
+from benchmarks.paper.experiments import NUM_REPLICATES, Experiment, experiments
 from benchmarks.paper.study import RECORD_EVERY, build, measure, sample, stack
 
 _COLUMNS = (
@@ -18,6 +18,14 @@ _COLUMNS = (
     "medESS_sin,bulkESS,rhat,exploration_1,exploration_2,exploration_3,compile_seconds"
 ).split(",")
 _NUM_RECOVERY = 3  # replicates whose distance along the run is kept
+
+
+def run_by_name(name: str, settings: str, is_quick: bool, folder: Path) -> None:
+    """`run` one of `experiments(settings)`; quick: its smallest dimension, 3 replicates, a fifth of the steps."""
+    experiment, num_replicates = experiments(settings)[name], NUM_REPLICATES
+    if is_quick:
+        experiment, num_replicates = experiment._replace(dims=experiment.dims[:1], steps=experiment.steps // 5), 3
+    run(name, experiment, num_replicates, folder, is_quick)
 
 
 def run(name: str, experiment: Experiment, num_replicates: int, folder: Path, is_quick: bool = False) -> None:

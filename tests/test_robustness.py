@@ -1,0 +1,182 @@
+"""Bad values, bad starts, stuck chains, scales: what users of such samplers have met."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.util import run_inference_algorithm
+
+import householder_mcmc as hm
+
+SCHEMES = {
+    "diagonal": hm.diagonal,
+    "dense": hm.dense,
+    "eigen": lambda: hm.eigen(1),
+    "eigen_averaged": lambda: hm.eigen(1, gains=hm.AVERAGED_GAINS),
+    "eigen_isotropic": lambda: hm.eigen(1, "isotropic"),
+}
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request):
+    return SCHEMES[request.param]()
+
+
+def gaussian(x):
+    return -0.5 * jnp.sum(x**2)
+
+
+def run(logdensity, scheme, positions, num_steps=300, seed=0):
+    """Adaptive MALA with its start traced; the final state and the trace of infos."""
+    sampler = hm.adaptive_mala(logdensity, scheme, len(positions))
+
+    @jax.jit
+    def program(key, positions):
+        state = sampler.init(positions)
+        return run_inference_algorithm(key, sampler, num_steps, initial_state=state, transform=lambda state, info: info)
+
+    return program(jax.random.key(seed), positions)
+
+
+def learn(scheme, draws):
+    """The learner's state after draws (num_updates, num_chains, d)."""
+    return jax.lax.scan(lambda state, x: (scheme.update(state, x), None), scheme.init(draws[0]), draws)[0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_chain_that_starts_nowhere_is_flagged_and_teaches_nothing(value, scheme):
+    """The moments are those of the three others: within 5 standard errors, some 300 independent draws each."""
+    positions = jax.random.normal(jax.random.key(1), (4, 3)).at[2, 0].set(value)
+    state, info = run(gaussian, scheme, positions, 2000)
+    assert info.is_nonfinite[:, 2].all() and not info.is_nonfinite[:, [0, 1, 3]].any()
+    assert np.all(np.isfinite(jax.tree.leaves(jax.tree.map(lambda leaf: jnp.sum(leaf), state.scheme))))
+    root = scheme.preconditioner(state.scheme).to_dense()
+    np.testing.assert_allclose(np.diag(root @ root.T), 1, atol=0.3)
+    assert 0.4 < info.acceptance_rate[1000:, [0, 1, 3]].mean() < 0.75
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_a_start_without_density_is_left_for_the_first_finite_one(value):
+    """Outside the unit cube's double the density, but not always the gradient, is not finite."""
+
+    def logdensity(x):
+        return jnp.where(jnp.all(jnp.abs(x) < 2), gaussian(x), value)
+
+    state, info = run(logdensity, hm.diagonal(), jnp.full((2, 2), 2.05), 100)
+    assert info.is_nonfinite[0].all()
+    assert np.all(np.abs(state.position) < 2) and np.all(np.isfinite(state.chains.logdensity))
+
+
+def test_nan_with_a_finite_gradient_is_rejected():
+    @jax.custom_jvp
+    def logdensity(x):
+        return jnp.where(jnp.all(jnp.abs(x) < 1), gaussian(x), jnp.nan)
+
+    @logdensity.defjvp
+    def jvp(primals, tangents):
+        return logdensity(*primals), -jnp.vdot(primals[0], tangents[0])
+
+    state, info = run(logdensity, hm.diagonal(), jnp.zeros((2, 2)), 200)
+    assert info.is_nonfinite.any() and np.all(np.abs(state.position) < 1)
+    np.testing.assert_array_equal(info.acceptance_rate[info.is_nonfinite], 0)
+
+
+def test_nowhere_finite_stays_where_it_is():
+    state, info = run(lambda x: jnp.where(x[0] > -1e9, -jnp.inf, 0.0), hm.eigen(1), jnp.ones((2, 2)), 20)
+    np.testing.assert_array_equal(state.position, 1)
+    assert info.is_nonfinite.all() and np.isfinite(state.log_sigma)
+
+
+@pytest.mark.parametrize("nats", [1e4, 1e6, 1e30])
+def test_a_huge_improvement_is_accepted(nats):
+    """From a plateau to one that is higher, without a gradient."""
+    kernel = hm.mala(lambda x: jnp.where(x[0] > 0, 0.0, -nats), 1.0, jnp.ones(1))
+    state = kernel.init(-1e-3 * jnp.ones(1))
+    new, info = jax.vmap(kernel.step, (0, None))(jax.random.split(jax.random.key(0), 50), state)
+    np.testing.assert_array_equal(info.acceptance_rate, 1)
+    down, info = jax.vmap(kernel.step, (0, None))(jax.random.split(jax.random.key(0), 50), kernel.init(jnp.ones(1)))
+    assert np.all(down.position > 0) and 0 < info.is_accepted.mean() < 1
+    np.testing.assert_array_equal(info.acceptance_rate, info.is_accepted)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1e2, 1e4])
+def test_step_size_finds_its_value(scale):
+    """A proposal that is 10^4 times too wide or too narrow has a working step size after 100 steps."""
+    _, info = run(lambda x: gaussian(x / scale), hm.none(), scale * jnp.ones((4, 5)), 400)
+    assert 0.3 < info.acceptance_rate[100:].mean() < 0.8
+
+
+def test_a_stuck_chain_does_not_hide():
+    """Chain 0 sits in a well 1000 times narrower than the others'. The step size goes down until it moves."""
+
+    def logdensity(x):
+        scale = jnp.where(x[0] > 50, 1e-3, 1.0)
+        return -0.5 * jnp.sum(((x - jnp.where(x[0] > 50, 100.0, 0.0)) / scale) ** 2)
+
+    positions = jnp.zeros((4, 2)).at[0].set(100.0)
+    warmup = hm.warmup(logdensity, hm.none(), 4)
+    (state, parameters), info = warmup.run(jax.random.key(0), positions, 2000)
+    assert info.acceptance_rate[0] > 0.2
+    assert int(jnp.argmin(info.acceptance_rate)) == 0
+    assert parameters["step_size"] < 1e-5
+
+
+@pytest.mark.parametrize("num_chains, dim, rank", [(1, 3, 1), (1, 1, 1), (5, 1, 1), (12, 4, 4), (4, 4, 4), (1, 4, 4)])
+@pytest.mark.parametrize("tail", ["free", "isotropic", "unit"])
+def test_shapes_at_the_edge(num_chains, dim, rank, tail):
+    """One chain, one dimension, full rank, more chains than dimensions; all chains at one point."""
+    state, info = run(gaussian, hm.eigen(rank, tail), jnp.ones((num_chains, dim)), 1000)
+    root = hm.eigen(rank, tail).preconditioner(state.scheme).to_dense()
+    assert np.all(np.isfinite(root)) and np.linalg.cond(root) < 10
+    assert 0.3 < info.acceptance_rate[500:].mean() < 0.85
+
+
+@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.AVERAGED_GAINS], ids=["default", "averaged"])
+def test_learner_is_equivariant_under_rescaling(gains):
+    """Of the posterior by a power of two, in float32, to the last bit; with draws that do not depend on the map."""
+    scheme = hm.eigen(2, gains=gains)
+    draws = jax.random.normal(jax.random.key(0), (200, 4, 6)) * jnp.linspace(3, 1, 6)
+
+    small, large = learn(scheme, draws), learn(scheme, 1024 * draws)
+    np.testing.assert_allclose(1024**2 * small.variances, large.variances, rtol=1e-3)
+
+
+def test_far_mean_and_unequal_scales_in_float32():
+    """Standard deviations 1 and 1e7, mean 1e5: variances within 30% after 4000 independent draws of 4 chains."""
+    scales, mean = jnp.array([1e7, 1.0, 1.0, 1.0]), jnp.array([0.0, 1e5, 0.0, 0.0])
+    draws = mean + scales * jax.random.normal(jax.random.key(0), (4000, 4, 4))
+    for scheme in (hm.diagonal(), hm.eigen(1), hm.eigen(1, gains=hm.AVERAGED_GAINS)):
+        state = learn(scheme, draws)
+        root = np.asarray(scheme.preconditioner(state).to_dense(), float)
+        np.testing.assert_allclose(np.diag(root @ root.T)[[0, 2, 3]] / scales[jnp.array([0, 2, 3])] ** 2, 1, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "logdensity",
+    [lambda x: -0.5 * x[0] ** 2 + 0 * x[1], lambda x: -0.5 * x[0] ** 2],
+    ids=["zero score", "unused coordinate"],
+)
+def test_a_flat_direction_does_no_harm(logdensity, scheme):
+    state, info = run(logdensity, scheme, jnp.ones((4, 2)), 3000)
+    assert np.all(np.isfinite(state.position)) and 0.3 < info.acceptance_rate[1000:].mean() < 0.9
+
+
+def test_lasting_gains_give_a_warning_that_says_why():
+    for gains in (
+        hm.DEFAULT_GAINS._replace(oja=lambda count: 0.1),
+        hm.DEFAULT_GAINS._replace(oja=hm.power_decay(0.45)),
+        hm.DEFAULT_GAINS._replace(moments=lambda count: 0.1),
+    ):
+        with pytest.warns(UserWarning, match="do not converge to the target"):
+            hm.adaptive_mala(gaussian, hm.eigen(1, gains=gains), 2)
+        hm.warmup(gaussian, hm.eigen(1, gains=gains), 2)  # freezes the map: no warning
+    with pytest.warns(UserWarning, match="step_size_gain"):
+        hm.adaptive_mala(gaussian, hm.none(), 2, step_size_gain=lambda count: 0.1)
+    for gains in (hm.DEFAULT_GAINS, hm.AVERAGED_GAINS, hm.AUTHORS_GAINS):
+        hm.adaptive_mala(gaussian, hm.eigen(1, gains=gains), 2)
+
+
+def test_same_key_same_result():
+    positions = jnp.ones((3, 4))
+    states = [run(gaussian, hm.eigen(2), positions, 50)[0] for _ in range(2)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
