@@ -228,7 +228,7 @@ def _mala(dim, rank, chains):
 
 
 def _adapting(scheme, dim, chains):
-    """Adaptive MALA at its 1000th step, when steps of the learner are small."""
+    """Adaptive MALA at its millionth step, when steps of the learner are small even at d = 1e6."""
     kernel = hm.adaptive_mala.build_kernel(scheme)
 
     def transition(key, state, _):
@@ -237,7 +237,7 @@ def _adapting(scheme, dim, chains):
     positions = jax.random.normal(jax.random.key(1), (chains, dim))
     state = hm.adaptive_mala.init(positions, _constant, scheme, chains)
     if hasattr(state.scheme, "mean"):
-        state = state._replace(scheme=state.scheme._replace(count=state.scheme.count + 1000))
+        state = state._replace(scheme=state.scheme._replace(count=state.scheme.count + 10**6))
     return *_keyed(transition, state), ()
 
 

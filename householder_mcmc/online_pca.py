@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from householder_mcmc.linalg import dot
+from householder_mcmc.linalg import dot, project
 
 __all__ = [
     "Increment",
@@ -117,15 +117,15 @@ def step(
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
 
     def as_they_are():
-        return rows, dot(update.of_rows, projections) + dot(update.of_draws, dot(draws, centred.T))
+        return rows, dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
 
     def again():
         new = dot(_inverse_of_nearly_orthonormal(dot(rows, rows.T)), rows)
-        return new, dot(new, centred.T)
+        return new, project(new, centred)
 
     def anew():
         new = orthonormalize(rows)
-        return new, dot(new, centred.T)
+        return new, project(new, centred)
 
     is_poor = update.condition > _WELL_CONDITIONED
     is_lost = update.condition >= _solvable(rows.dtype)

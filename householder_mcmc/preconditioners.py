@@ -14,7 +14,7 @@ import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax import Array
 
-from householder_mcmc.linalg import check_vector, columns, dot
+from householder_mcmc.linalg import check_vector, columns, dot, project
 from householder_mcmc.reflections import CompactReflections, SequentialReflections
 
 __all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner", "cast_floats"]
@@ -134,7 +134,7 @@ class LowRank(NamedTuple):
 
     def _root(self, x, power=0.5):
         stretch = self.eigenvalues**power - 1
-        return x + dot(stretch * dot(self.eigenvectors, x), self.eigenvectors)
+        return x + dot(stretch * project(self.eigenvectors, x), self.eigenvectors)
 
 
 class Householder(NamedTuple):

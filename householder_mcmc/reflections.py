@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from householder_mcmc.linalg import check_vector, columns, dot
+from householder_mcmc.linalg import check_vector, columns, dot, project
 
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
 
@@ -60,12 +60,12 @@ class CompactReflections(NamedTuple):
         """Q @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
         x = check_vector(x, self.eigenvectors.shape[1])
         x = _flip(x, self.signs)
-        return self._update(x, dot(self.eigenvectors, x), self.core)
+        return self._update(x, project(self.eigenvectors, x), self.core)
 
     def apply_transpose(self, x: Array) -> Array:
         """Q.T @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
         x = check_vector(x, self.eigenvectors.shape[1])
-        return self.complete_transpose(x, dot(self.eigenvectors, x))
+        return self.complete_transpose(x, project(self.eigenvectors, x))
 
     def complete_transpose(self, x: Array, projections: Array) -> Array:
         """Q.T @ x for x (d,) whose projections on the eigenvectors (rank,) are known: one product with them."""

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from householder_mcmc import online_pca, reflections
 from householder_mcmc.gains import DEFAULT_GAINS, Gains
-from householder_mcmc.linalg import dot, mean_of_rows
+from householder_mcmc.linalg import dot, mean_of_rows, project
 from householder_mcmc.preconditioners import (
     Dense,
     Diagonal,
@@ -212,7 +212,7 @@ def eigen(
         if map_is_latest:
             ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
         eigenvectors, learnt, average = ahead
-        projections = dot(eigenvectors, centred.T)
+        projections = project(eigenvectors, centred)
         if gains.relative:
             increment = online_pca.relative_increment(projections, learnt)
         else:
@@ -231,7 +231,7 @@ def eigen(
             ahead = Ahead(eigenvectors, learnt, average)
             is_due = (count + 1) % refresh_every == 0
             basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
-            projections = dot(eigenvectors_of(basis), centred.T)
+            projections = project(eigenvectors_of(basis), centred)
         variances = variances + gain * (measure(basis, projections, centred) - variances)
         return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
 

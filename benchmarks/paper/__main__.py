@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-# One experiment a core. OpenBLAS's threads make a small Cholesky factor up to 50 times slower, and XLA's gain nothing at
-# these sizes. But its pool must be larger than the number of batched LAPACK calls that a program makes at once: each
+# One experiment a core. OpenBLAS's threads make a small Cholesky factor up to 50 times slower, and XLA's gain nothing
+# at these sizes. But its pool must be larger than the number of batched LAPACK calls that a program makes at once: each
 # blocks a thread until others have done its batch, and where none is left the program never returns.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
