@@ -190,11 +190,12 @@ def step_chains(rng_key, chains, logdensity_fn, step_size, preconditioner) -> tu
 def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> tuple[Array, Array]:
     """How far the chains' acceptance is above its target, and its new running means (num_chains,).
 
-    Chains are weighted by the inverse of their running means, as in a harmonic mean: one that is stuck counts for more
-    than all others. One that has not found a finite log-density yet counts for nothing.
+    All chains count alike, but for one whose running mean is below 0.7 of the target: the less it accepts, the more it
+    counts, so that a chain that is stuck outweighs the others. One without a finite log-density counts for nothing.
     """
     rates = info.acceptance_rate.astype(acceptance_rate.dtype)
-    weights = jax.vmap(mala.is_finite)(chains) / (acceptance_rate + _SMALLEST_RATE)
+    shortfall = 0.7 * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
+    weights = jax.vmap(mala.is_finite)(chains) * jnp.maximum(1, shortfall) ** 2
     error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
     return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
 

@@ -71,10 +71,10 @@ def warmup(
     """
     kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
 
-    def learn(carry, count, key):
-        state, num_nonfinite = carry
+    def learn(carry, key):
+        state, num_nonfinite, count = carry
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
-        return (state, num_nonfinite + info.is_nonfinite), keep(state, info)
+        return (state, num_nonfinite + info.is_nonfinite, count + 1), keep(state, info)
 
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
@@ -93,15 +93,14 @@ def warmup(
     def adapt(rng_key, state, num_steps):
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
-        carry = state, jnp.zeros(num_chains, jnp.int32)
-        steps = jnp.arange(num_steps - num_final)
-        carry, history = jax.lax.scan(lambda carry, count: learn(carry, count, key_learn), carry, steps)
-        state, num_nonfinite = carry
+        zero = jnp.zeros((), jnp.int32)
+        carry = state, jnp.zeros(num_chains, jnp.int32), zero
+        carry, history = jax.lax.scan(lambda carry, _: learn(carry, key_learn), carry, length=num_steps - num_final)
+        state, num_nonfinite, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
-        rate, count = state.acceptance_rate, jnp.zeros((), jnp.int32)
-        carry = state.chains, state.log_sigma, state.log_sigma, rate, zeros, num_nonfinite, count
+        carry = state.chains, state.log_sigma, state.log_sigma, state.acceptance_rate, zeros, num_nonfinite, zero
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
         chains, _, log_sigma, _, total_rate, num_nonfinite, _ = carry
 

@@ -75,7 +75,7 @@ def test_step_compiles_once(scheme):
 def test_one_step_is_algorithm_1():
     """MALA with the map and step size of the state, then the learner sees the new positions, then log sigma moves.
 
-    Its gains decay once the acceptance has been on both sides of its target; chains that accept less weigh more.
+    Its gains decay once the acceptance has been on both sides of its target.
     """
     scheme = hm.eigen(2)
     sampler = hm.adaptive_mala(skewed_logdensity, scheme, NUM_CHAINS, target_acceptance_rate=0.6)
@@ -89,7 +89,7 @@ def test_one_step_is_algorithm_1():
         chains, chain_info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state.chains)
         chex.assert_trees_all_close(new.chains, chains, rtol=1e-5, atol=1e-6)
         chex.assert_trees_all_close(new.scheme, scheme.update(state.scheme, chains.position), rtol=1e-4, atol=1e-5)
-        error = np.average(chain_info.acceptance_rate - 0.6, weights=1 / (state.acceptance_rate + 0.01))
+        error = chain_info.acceptance_rate.mean() - 0.6  # no chain is stuck
         moved = (state.count + 2.0) ** -0.7 * error
         np.testing.assert_allclose(new.log_sigma - state.log_sigma, moved, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(info.step_size, state.step_size)

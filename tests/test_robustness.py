@@ -107,7 +107,10 @@ def test_step_size_finds_its_value(scale):
 
 
 def test_a_stuck_chain_does_not_hide():
-    """Chain 0 sits in a well 1000 times narrower than the others'. The step size goes down until it moves."""
+    """Chain 0 sits in a well 1000 times narrower than the others'. The step size goes down until it moves.
+
+    Three others that accept all have its acceptance settle near 0.2: 3 (1 - 0.574) = (0.4 / a)^2 (0.574 - a).
+    """
 
     def logdensity(x):
         scale = jnp.where(x[0] > 50, 1e-3, 1.0)
@@ -116,7 +119,7 @@ def test_a_stuck_chain_does_not_hide():
     positions = jnp.zeros((4, 2)).at[0].set(100.0)
     warmup = hm.warmup(logdensity, hm.none(), 4)
     (state, parameters), info = warmup.run(jax.random.key(0), positions, 2000)
-    assert info.acceptance_rate[0] > 0.2
+    assert info.acceptance_rate[0] > 0.15
     assert int(jnp.argmin(info.acceptance_rate)) == 0
     assert parameters["step_size"] < 1e-5
 
