@@ -1,15 +1,9 @@
-import os
 from pathlib import Path
 
-# A program that makes two batched LAPACK calls at once on a pool of two threads never returns (jaxlib's
-# ParallelBatchMap): a larger pool, of which a worker of pytest uses one thread.
-os.environ.setdefault("NPROC", "8")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
 
 
 @pytest.fixture(params=["float32", "float64"])

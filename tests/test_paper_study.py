@@ -124,6 +124,12 @@ def test_unknown_experiment_is_refused(capsys):
     assert "gaussian1" in capsys.readouterr().err
 
 
+QUICK = ("logistic_code", "xy2", "xy_unwrapped")
+MINIATURES = [pytest.param("program", name, marks=[] if name in QUICK else pytest.mark.study) for name in PROGRAM] + [
+    pytest.param("text", "recovery", marks=pytest.mark.study)
+]
+
+
 def miniature(entry):
     """A small dimension, few steps, and of the schemes the dearest; all of them where those are not among them."""
     schemes = [scheme for scheme in entry.schemes if scheme in ("dense", "eigen", "diagonal_plus_LR", "pBaM", "exact")]
@@ -133,7 +139,7 @@ def miniature(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which, name", [("program", name) for name in PROGRAM] + [("text", "recovery")])
+@pytest.mark.parametrize("which, name", MINIATURES)
 def test_miniature(which, name, tmp_path):
     """Every number of a row is there, and figures and tables can be made of it."""
     entry = miniature({"program": PROGRAM, "text": TEXT}[which][name])
@@ -152,6 +158,7 @@ def test_miniature(which, name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.study
 def test_the_study_reproduces_the_authors_program(tmp_path):
     """First Gaussian, d = 50, all adaptive schemes; the authors' settings explore little of it, ours most."""
     entry = PROGRAM["gaussian1"]._replace(dims=(50,))

@@ -10,6 +10,7 @@ from benchmarks import on_gpu, scaling
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.study
 def test_every_case_runs_and_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "_COPIED", 2**20)
     monkeypatch.setattr(scaling, "NUM_RUNS", 1)
