@@ -73,13 +73,13 @@ def run(chosen: Iterable[Case], seconds: float = np.inf) -> list[dict]:
         if time.perf_counter() > stop:
             print("out of time")
             break
-        seconds, compile_seconds, num_bytes = measure(case)
+        step_seconds, compile_seconds, num_bytes = measure(case)
         if bandwidth is None:
-            bandwidth = _WORD * case.words / seconds
+            bandwidth = _WORD * case.words / step_seconds
         bound = _WORD * case.words / bandwidth if case.words else np.nan
         rows.append(
             {name: getattr(case, name) for name in ("operation", "form", "dim", "rank", "chains")}
-            | {"us": 1e6 * seconds, "bound_us": 1e6 * bound, "ratio": seconds / bound}
+            | {"us": 1e6 * step_seconds, "bound_us": 1e6 * bound, "ratio": step_seconds / bound}
             | {"compile_seconds": compile_seconds, "megabytes": num_bytes / 2**20}
             | {"device": f"{device.device_kind} ({device.platform})", "jax": jax.__version__}
         )

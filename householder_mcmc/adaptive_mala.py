@@ -19,10 +19,11 @@ from householder_mcmc import mala
 from householder_mcmc.gains import STEP_SIZE_GAIN, diminishes
 from householder_mcmc.schemes import Scheme
 
-_ACCEPTANCE_MEMORY = 50  # steps
-_SMALLEST_RATE = 0.01
-
 __all__ = ["AdaptiveMALAState", "AdaptiveMALAInfo", "init", "build_kernel", "as_top_level_api"]
+
+# Of the running means of the chains' acceptance: their memory in steps, and what a stuck chain is taken to accept.
+_ACCEPTANCE_MEMORY = 50
+_SMALLEST_RATE = 0.01
 
 
 class AdaptiveMALAState(NamedTuple):

@@ -151,7 +151,6 @@ def test_rounding_does_not_add_up(num_chains):
     start = jnp.eye(rank, dim)
     carry = (start, optimiser.init(start), 0.0)
     (_, _, worst), _ = jax.jit(lambda carry: jax.lax.scan(learn, carry, jnp.arange(20_000)))(carry)
-    print(worst)
     assert worst < 1e-5
 
 
