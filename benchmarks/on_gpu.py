@@ -18,13 +18,13 @@ import householder_mcmc as hm
 from benchmarks import scaling
 
 NUM_CHAINS, DIM, NUM_STEPS = 1000, 1000, 200
-_SECONDS = 330  # for the times, after about two minutes for the rest
 _SIZES = [(10**6, 10, 64), (10**6, 10, 4), (10**3, 10, 4), (10**5, 10, 4), (10**4, 10, 4), (10**3, 32, 64)]
 
 
 def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=330, help="for the times; the rest takes about two minutes")
     options = parser.parse_args(arguments)
     print(jax.devices()[0].device_kind, jax.__version__, flush=True)
     print("largest errors of the round trip, of orthonormality, and of the first column of Q")
@@ -32,7 +32,7 @@ def main(arguments=None) -> None:
         print(f"rank {rank}, d = {dim}: {precision(rank, dim)}", flush=True)
     ours, theirs = throughput(hm.eigen(10), DIM, NUM_CHAINS), throughput(None, DIM, NUM_CHAINS)
     print(f"{NUM_CHAINS} chains, d = {DIM}: adaptive eigen {ours:.4g}, BlackJAX's MALA {theirs:.4g} chain-steps/s")
-    rows = scaling.run(itertools.chain.from_iterable(scaling.of_size(*size) for size in _SIZES), _SECONDS)
+    rows = scaling.run(itertools.chain.from_iterable(scaling.of_size(*size) for size in _SIZES), options.seconds)
     options.out.mkdir(parents=True, exist_ok=True)
     scaling.write(rows, options.out / "scaling.csv")
     print(scaling.table(rows))

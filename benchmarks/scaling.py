@@ -30,6 +30,7 @@ from householder_mcmc.adaptive_mala import step_chains
 NUM_RUNS = 7
 _WORD = 4  # bytes of a float32
 _COPIED = 2**26  # numbers
+_MOVED = 2e7 if jax.default_backend() == "cpu" else 2e9  # numbers, by all steps of one program
 
 
 class Case(NamedTuple):
@@ -93,7 +94,7 @@ def measure(case: Case) -> tuple[float, float, int]:
     step, carry, constants = case.make()
     num_steps, many = case.calls_make, step
     if num_steps is None:
-        num_steps = int(np.clip(2e7 / case.words, 4, 1000))
+        num_steps = int(np.clip(_MOVED / case.words, 4, 1000))
 
         def many(carry, constants):
             return jax.lax.scan(lambda carry, _: (step(carry, constants), None), carry, length=num_steps)[0]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from householder_mcmc.linalg import dot, project
+from householder_mcmc.linalg import dot, inverse_cholesky, only_if, project
 
 __all__ = [
     "Increment",
@@ -83,9 +83,8 @@ def to_orthonormal_rows() -> optax.GradientTransformationExtraArgs:
         identity = jnp.eye(rank, dtype=weights.dtype)
         across = keep * dot(weights, projections.T)
         row_gram = keep**2 * identity + across + across.T + dot(dot(weights, gram), weights.T)
-        root = jnp.linalg.cholesky(row_gram)
-        inverse = lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
-        condition = jnp.sum(root**2) * jnp.sum(inverse**2) / rank**2  # 1 for orthonormal rows
+        inverse = inverse_cholesky(row_gram)
+        condition = jnp.trace(row_gram) * jnp.sum(inverse**2) / rank**2  # 1 for orthonormal rows
         condition = jnp.where(jnp.isfinite(condition), condition, jnp.inf)
         inverse = jnp.where(condition < _solvable(condition.dtype), inverse, identity)
         return Recombination(keep * inverse, dot(inverse, weights), condition), state
@@ -115,22 +114,16 @@ def step(
     gram = dot(draws, draws.T)
     update, state = optimiser.update(increment, state, projections=along, gram=gram)
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
-
-    def as_they_are():
-        return rows, dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
-
-    def again():
-        new = dot(_inverse_of_nearly_orthonormal(dot(rows, rows.T)), rows)
-        return new, project(new, centred)
-
-    def anew():
-        new = orthonormalize(rows)
-        return new, project(new, centred)
-
+    projections = dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
     is_poor = update.condition > _WELL_CONDITIONED
     is_lost = update.condition >= _solvable(rows.dtype)
-    choice = jnp.where(is_lost, 2, (is_due | is_poor).astype(jnp.int32))
-    return *lax.switch(choice, [as_they_are, again, anew]), state
+
+    def mend(rows_and_projections):
+        rows, _ = rows_and_projections
+        rows = lax.cond(is_lost, orthonormalize, lambda rows: dot(inverse_cholesky(dot(rows, rows.T)), rows), rows)
+        return rows, project(rows, centred)
+
+    return *only_if(is_due | is_poor | is_lost, mend, (rows, projections)), state
 
 
 def orthonormalize(rows: Array) -> Array:
@@ -139,7 +132,8 @@ def orthonormalize(rows: Array) -> Array:
     By Householder QR, whose result is orthonormal to rounding even where the rows are nearly dependent.
     """
     q, r = jnp.linalg.qr(rows.T)
-    return q.T * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
+    new = lax.optimization_barrier(q.T)  # keeps LAPACK's layout from spreading to all arrays of eigenvectors
+    return new * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
 
 
 _WELL_CONDITIONED = 4  # a condition number of the Gram matrix that costs a digit at most
@@ -148,18 +142,6 @@ _WELL_CONDITIONED = 4  # a condition number of the Gram matrix that costs a digi
 def _solvable(dtype):
     """The condition number up to which the Gram matrix makes rows orthonormal to a hundredth."""
     return 0.01 / jnp.finfo(dtype).eps
-
-
-def _inverse_of_nearly_orthonormal(gram):
-    """The inverse of the Cholesky factor of a matrix within a tenth of I, by products alone; doubles digits each time.
-
-    (A second LAPACK call beside that of `orthonormalize` could, batched by vmap, take the last thread of a CPU's pool.)
-    """
-    inverse = jnp.eye(*gram.shape, dtype=gram.dtype)
-    for _ in range(3):
-        error = dot(dot(inverse, gram), inverse.T) - jnp.eye(*gram.shape, dtype=gram.dtype)
-        inverse = inverse - dot(jnp.tril(error, -1) + jnp.diag(jnp.diag(error) / 2), inverse)
-    return inverse
 
 
 def _shorten(weights, gram):

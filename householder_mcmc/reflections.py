@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from householder_mcmc.linalg import check_vector, columns, dot, project
+from householder_mcmc.linalg import check_vector, columns, dot, eliminate, project
 
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
 
@@ -59,8 +59,10 @@ class CompactReflections(NamedTuple):
     def apply(self, x: Array) -> Array:
         """Q @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
         x = check_vector(x, self.eigenvectors.shape[1])
-        x = _flip(x, self.signs)
-        return self._update(x, project(self.eigenvectors, x), self.core)
+        head, block = self._leading(x)
+        flipped = self.signs * head
+        projections = project(self.eigenvectors, x) + dot(block, flipped - head)
+        return self._update(x, flipped, projections, self.core)
 
     def apply_transpose(self, x: Array) -> Array:
         """Q.T @ x for x (d,). Two products with the eigenvectors, O(rank d)."""
@@ -69,18 +71,28 @@ class CompactReflections(NamedTuple):
 
     def complete_transpose(self, x: Array, projections: Array) -> Array:
         """Q.T @ x for x (d,) whose projections on the eigenvectors (rank,) are known: one product with them."""
-        return _flip(self._update(x, projections, self.core.T), self.signs)
+        head, _ = self._leading(x)
+        return self._update(x, head, projections, self.core.T, self.signs)
 
     def to_dense(self) -> Array:
         """Q as a (d, d) array: for tests."""
         return columns(self.apply, self.eigenvectors.shape[1], self.eigenvectors.dtype)
 
-    def _update(self, x, projections, core):
-        """x + W core W^T x, with W read off the eigenvectors."""
+    def _leading(self, x):
+        """The first `rank` coordinates of x and of the eigenvectors: all that tells Q from a product of two factors."""
         rank = self.signs.shape[0]
-        coordinates = self.signs * projections - x[:rank]
-        weights = dot(core, coordinates)
-        return (x + dot(self.signs * weights, self.eigenvectors)).at[:rank].add(-weights)
+        return x[:rank], self.eigenvectors[:, :rank]
+
+    def _update(self, x, head, projections, core, signs=1):
+        """y + W core W^T y, with W read off the eigenvectors, where y is x but for its leading coordinates, `head`.
+
+        projections: of y. signs: of the leading coordinates of the result.
+        """
+        weights = dot(core, self.signs * projections - head)
+        combination = self.signs * weights
+        _, block = self._leading(x)
+        new_head = signs * (head + dot(combination, block) - weights)
+        return (x + dot(combination, self.eigenvectors)).at[: len(head)].set(new_head)
 
 
 def sequential(eigenvectors: Array) -> SequentialReflections:
@@ -145,7 +157,7 @@ def _signs_and_core(block):
     """
     index = jnp.arange(block.shape[0])
 
-    def eliminate(k, carry):
+    def body(k, carry):
         block, signs = carry
         is_k = index == k
         sign = _long_sign(block[k, k])
@@ -155,7 +167,7 @@ def _signs_and_core(block):
         rest = jnp.where(is_k[None, :] | is_k[:, None], 0, block)
         return rest - column[:, None] * row + is_k[:, None] * row, signs.at[k].set(sign)
 
-    core, signs = lax.fori_loop(0, block.shape[0], eliminate, (block, jnp.ones_like(block[0])))
+    core, signs = eliminate(body, (block, jnp.ones_like(block[0])), block.shape[0])
     return signs, core
 
 

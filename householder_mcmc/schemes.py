@@ -10,11 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 
 from householder_mcmc import online_pca, reflections
 from householder_mcmc.gains import DEFAULT_GAINS, Gains
-from householder_mcmc.linalg import dot, mean_of_rows, project
+from householder_mcmc.linalg import dot, mean_of_rows, only_if, project
 from householder_mcmc.preconditioners import (
     Dense,
     Diagonal,
@@ -230,7 +230,7 @@ def eigen(
                 average = average + jnp.asarray(gains.average(count), mean.dtype) * (eigenvectors - average)
             ahead = Ahead(eigenvectors, learnt, average)
             is_due = (count + 1) % refresh_every == 0
-            basis = lax.cond(is_due, lambda: build(settled(ahead)), lambda: basis)
+            basis = only_if(is_due, lambda _: build(settled(ahead)), basis)
             projections = project(eigenvectors_of(basis), centred)
         variances = variances + gain * (measure(basis, projections, centred) - variances)
         return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
