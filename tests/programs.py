@@ -5,12 +5,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def equations(jaxpr, in_branches=True):
-    """All equations; without those that run on a condition, if `in_branches` is false."""
+    """All equations; if `in_branches` is false, without those that run on a condition or not on a CPU."""
     for equation in jaxpr.eqns:
         yield equation
-        if equation.primitive.name == "cond" and not in_branches:
-            continue
-        for leaf in jax.tree.leaves(equation.params, is_leaf=is_program):
+        params = equation.params
+        if not in_branches and equation.primitive.name in ("cond", "while"):
+            by_platform = params.get("branches_platforms")
+            params = params["branches"][by_platform.index(("cpu",))] if by_platform else ()
+        for leaf in jax.tree.leaves(params, is_leaf=is_program):
             if is_program(leaf):
                 yield from equations(getattr(leaf, "jaxpr", leaf), in_branches)
 
