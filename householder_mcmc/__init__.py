@@ -29,6 +29,7 @@ from householder_mcmc.schemes import eigen as eigen
 from householder_mcmc.schemes import eigen_identity as eigen_identity
 from householder_mcmc.schemes import fixed as fixed
 from householder_mcmc.schemes import none as none
+from householder_mcmc.two_ended import two_ended as two_ended
 from householder_mcmc.warmup import warmup as warmup
 
 __version__ = "0.1.0"

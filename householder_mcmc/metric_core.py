@@ -1,4 +1,4 @@
-"""Our learner in BlackJAX's warm-ups: a `MetricCore` for `blackjax.staged_adaptation`."""
+"""Our learners in BlackJAX's warm-ups: a `MetricCore` for `blackjax.staged_adaptation`."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,9 @@ from blackjax.adaptation.metric_recipes import MetricCore
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax.flatten_util import ravel_pytree
 
-from householder_mcmc.gains import AVERAGED_GAINS, Gains
-from householder_mcmc.schemes import EigenState, eigen
+from householder_mcmc.gains import AVERAGED_GAINS
+from householder_mcmc.linalg import only_if
+from householder_mcmc.schemes import Scheme, eigen
 
 __all__ = ["MetricCoreState", "metric_core"]
 
@@ -17,23 +18,20 @@ class MetricCoreState(NamedTuple):
     """inverse_mass_matrix: what was learnt at the last end of a window. scheme: the learner's state."""
 
     inverse_mass_matrix: LowRankInverseMassMatrix
-    scheme: EigenState
+    scheme: NamedTuple
 
 
-def metric_core(rank: int, tail: str = "isotropic", gains: Gains = AVERAGED_GAINS) -> MetricCore:
-    """The streaming eigen learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of draws.
+def metric_core(scheme: Scheme | int) -> MetricCore:
+    """A streaming learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of all draws.
 
     It learns from every draw of the slow windows and never starts anew; what it has learnt is put to use at the end of
     each window.
 
     Parameters
     ----------
-    rank
-        Number of eigenvectors, 1 <= rank <= d.
-    tail
-        "isotropic" or "unit", as for `eigen`. (A free tail has no BlackJAX inverse mass matrix.)
-    gains
-        As for `eigen`.
+    scheme
+        `two_ended`, or `eigen` with an isotropic or unit tail. (A free tail has no BlackJAX inverse mass matrix.) A
+        number stands for `eigen(number, "isotropic", AVERAGED_GAINS)`.
 
     Returns
     -------
@@ -42,31 +40,33 @@ def metric_core(rank: int, tail: str = "isotropic", gains: Gains = AVERAGED_GAIN
     Raises
     ------
     ValueError
-        On another tail, a rank below 1, or, at `init`, above d.
+        On a rank below 1, or, at `init`, one that the scheme refuses.
+    TypeError
+        At `init`, on a map without a BlackJAX low-rank inverse mass matrix.
 
     Examples
     --------
     .. code::
 
-        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(rank=10))
+        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(hm.two_ended()))
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
-    if tail == "free":
-        raise ValueError("tail must be 'isotropic' or 'unit': BlackJAX has no inverse mass matrix for a free tail.")
-    scheme = eigen(rank, tail, gains)
+    scheme = scheme if isinstance(scheme, Scheme) else eigen(scheme, "isotropic", AVERAGED_GAINS)
 
     def inverse_mass_matrix(state):
         return scheme.preconditioner(state).to_inverse_mass_matrix()
 
     def init(n_dims):
         state = scheme.init(jnp.zeros((1, n_dims)))
-        return MetricCoreState(inverse_mass_matrix(state), state)
+        matrix = inverse_mass_matrix(state)
+        if not isinstance(matrix, LowRankInverseMassMatrix):
+            raise TypeError("the scheme must learn a LowRank map, such as hm.two_ended() or hm.eigen(2, 'isotropic').")
+        return MetricCoreState(matrix, state)
 
     def update(state, position, grad):
-        del grad
-        x, learnt = ravel_pytree(position)[0], state.scheme
-        learnt = learnt._replace(mean=jnp.where(learnt.count == 0, x, learnt.mean))  # the first draw is the start
-        return state._replace(scheme=scheme.update(learnt, x[None]))
+        x, score = ravel_pytree(position)[0][None], ravel_pytree(grad)[0][None]
+        learnt = only_if(state.scheme.count == 0, lambda _: scheme.init(x), state.scheme)  # the first draw is the start
+        return state._replace(scheme=scheme.update(learnt, x, score))
 
     def final(state):
         return state._replace(inverse_mass_matrix=inverse_mass_matrix(state.scheme))

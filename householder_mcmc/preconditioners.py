@@ -132,6 +132,10 @@ class LowRank(NamedTuple):
         """L L^T in BlackJAX's form."""
         return LowRankInverseMassMatrix(self.scales, self.eigenvectors.T, self.eigenvalues)
 
+    def effective_rank(self, factor: float = 3.0) -> Array:
+        """How many eigenvalues are larger than `factor`, or smaller than its inverse."""
+        return jnp.sum(jnp.maximum(self.eigenvalues, 1 / self.eigenvalues) > factor)
+
     def _root(self, x, power=0.5):
         stretch = self.eigenvalues**power - 1
         return x + dot(stretch * project(self.eigenvectors, x), self.eigenvectors)

@@ -31,13 +31,13 @@ __all__ = ["Scheme", "none", "fixed", "diagonal", "dense", "eigen", "eigen_ident
 class Scheme(NamedTuple):
     """A learner of preconditioners.
 
-    init: (num_chains, d) starting positions -> state. update: (state, (num_chains, d) positions) -> state.
-    preconditioner: state -> `Preconditioner`. States are NamedTuples of arrays. gains: those of the learner, if it has
-    any.
+    init: (num_chains, d) starting positions -> state. update: (state, positions, scores) -> state, both
+    (num_chains, d); scores are gradients of the log-density, which some schemes do without. preconditioner:
+    state -> `Preconditioner`. States are NamedTuples of arrays. gains: those of the learner, if it has any.
     """
 
     init: Callable[[Array], NamedTuple]
-    update: Callable[[NamedTuple, Array], NamedTuple]
+    update: Callable[..., NamedTuple]
     preconditioner: Callable[[NamedTuple], Preconditioner]
     gains: Gains | None = None
 
@@ -203,7 +203,8 @@ def eigen(
             ahead=None if map_is_latest else Ahead(eigenvectors, jnp.ones(rank, mean.dtype), average),
         )
 
-    def update_fn(state, positions):
+    def update_fn(state, positions, scores=None):
+        del scores
         count, mean, basis, variances, oja, ahead = state
         gain = jnp.asarray(gains.moments(count), mean.dtype)
         mean = mean + gain * (mean_of_rows(positions) - mean)
@@ -317,7 +318,8 @@ def _moments(start, increment, preconditioner, gains):
         mean = mean_of_rows(positions)
         return MomentsState(jnp.zeros((), jnp.int32), mean, start(mean))
 
-    def update_fn(state, positions):
+    def update_fn(state, positions, scores=None):
+        del scores
         gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
         mean = state.mean + gain * (mean_of_rows(positions) - state.mean)
         second = state.second + gain * (increment(_centred(positions, mean)) - state.second)
@@ -332,8 +334,8 @@ def _centred(positions, mean):
     return jnp.clip(positions - mean, -limit, limit)
 
 
-def _keep(state, positions):
-    del positions
+def _keep(state, positions, scores=None):
+    del positions, scores
     return state
 
 

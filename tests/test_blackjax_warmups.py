@@ -15,7 +15,7 @@ METRICS = {
     "fisher_diag": "fisher_diag",
     "welford_dense": "welford_dense",
     "fisher_low_rank": REGISTRY["fisher_low_rank"].build_core(buffer_size=1000),
-    "ours": hm.metric_core(rank=3),
+    "ours": hm.metric_core(3),
 }
 WARMUPS = {
     name: lambda f, metric=metric: blackjax.staged_adaptation(hm.mala, f, metric=metric, target_acceptance_rate=0.574)

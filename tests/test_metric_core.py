@@ -34,9 +34,10 @@ def explained(inverse_mass_matrix):
 def test_a_window_learns_what_the_scheme_learns(tail, dtype):
     """The start is the first draw; the map in use changes at the ends of windows only; nothing is forgotten there."""
     xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 50), dtype)
-    core, scheme = hm.metric_core(RANK, tail), hm.eigen(RANK, tail, hm.AVERAGED_GAINS)
+    scheme = hm.eigen(RANK, tail, hm.AVERAGED_GAINS)
+    core = hm.metric_core(scheme)
     state, learnt = core.init(DIM), scheme.init(xs[:1])
-    update_core, update = jax.jit(lambda state, x: core.update(state, x, None)), jax.jit(scheme.update)
+    update_core, update = jax.jit(lambda state, x: core.update(state, x, x)), jax.jit(scheme.update)
     for i, x in enumerate(xs):
         in_use = state.inverse_mass_matrix
         state, learnt = update_core(state, x), update(learnt, x[None])
@@ -92,8 +93,10 @@ def test_nuts_warmup_jitted_and_vmapped():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="tail must be 'isotropic' or 'unit'"):
-        hm.metric_core(2, tail="free")
+    with pytest.raises(TypeError, match="Householder map"):
+        hm.metric_core(hm.eigen(2)).init(3)
+    with pytest.raises(TypeError, match="must learn a LowRank map"):
+        hm.metric_core(hm.diagonal()).init(3)
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         hm.metric_core(0)
     with pytest.raises(ValueError, match="rank must be at most d = 3, got 4"):

@@ -1,0 +1,184 @@
+r"""Both ends of the spectrum, free of scale: a learner from draws and scores.
+
+In the target's own units a centred draw z and its centred score h cancel, z + h = 0, in every direction of unit
+curvature. The gap z + h lies along the directions that are too wide or too narrow, with variance v + 1/v - 2 where z
+has variance v. So its leading directions are those that a low-rank map has to scale, at both ends alike, and unlike
+those of the draws they carry no noise from the others. For a Gaussian h = -P z holds draw by draw, far from equilibrium
+too, and the geometric mean of the covariance of z and the inverse of that of h is P^-1 whatever the draws are. That
+mean minimises the Fisher divergence; the learners of nutpie rest on the same fact.
+
+Streaming, in O(rank d) memory: draws come in blocks, and `rank` pairs of combinations, the same of draws and of scores,
+keep what matters of the past.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from householder_mcmc.linalg import dot, inverse_cholesky, only_if, project
+from householder_mcmc.preconditioners import LowRank
+from householder_mcmc.schemes import Scheme
+
+__all__ = ["TwoEndedState", "two_ended"]
+
+_MOST_ROWS = 64  # rows of a block in the sketch; more draws than that are summed in groups first
+_NEGLIGIBLE = 1e-6  # of the largest energy of the gap: rounding in float32
+_PRIOR = 1e-5  # variance added to draws and scores along each direction, relative to that of all
+_LEFT = (
+    0.03  # of the log eigenvalues that the scales still see, so that directions do not take over their work for good
+)
+
+
+class TwoEndedState(NamedTuple):
+    """Arrays with an axis of length 2 hold draws and scores.
+
+    count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2, d).
+    variances (2, d): about it, whitened by the low-rank part of the map alone. pairs (2, rank, d): combinations of past
+    draws and scores about their means. preconditioner: the map in use.
+    """
+
+    count: Array
+    block: Array
+    mean: Array
+    variances: Array
+    pairs: Array
+    preconditioner: LowRank
+
+
+def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, negligible: float = 1.2) -> Scheme:
+    """Learn a scale for each coordinate and the `rank` directions that are then still too wide or too narrow.
+
+    Parameters
+    ----------
+    rank
+        Number of directions; at most d are used. More than needed cost time, not efficiency.
+    block_size
+        Steps between changes of the map. The state holds the draws and scores of these steps.
+    forgetting
+        c in the weight c / (j + c) of block j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts the
+        mixing time, and forgets the start.
+    negligible
+        A direction whose variance is within this factor of 1, in the learnt scales, is left as it is.
+
+    Returns
+    -------
+    Scheme. Its map is a `LowRank`; `LowRank.effective_rank` counts the directions that are scaled.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or at `update`, without scores.
+    """
+    if rank < 1 or block_size < 1:
+        raise ValueError(f"rank and block_size must be at least 1, got {rank} and {block_size}.")
+    if not forgetting > 0 or not negligible >= 1:
+        raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
+
+    def init_fn(positions):
+        num_chains, dim = positions.shape
+        num, dtype = min(rank, dim), positions.dtype
+        return TwoEndedState(
+            count=jnp.zeros((), jnp.int32),
+            block=jnp.zeros((block_size, 2, num_chains, dim), dtype),
+            mean=jnp.zeros((2, dim), dtype),
+            variances=jnp.zeros((2, dim), dtype),
+            pairs=jnp.zeros((2, num, dim), dtype),
+            preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
+        )
+
+    def update_fn(state, positions, scores=None):
+        if scores is None:
+            raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
+        block = state.block.at[state.count % block_size].set(jnp.stack([positions, scores]))
+        state = state._replace(count=optax.safe_increment(state.count), block=block)
+        return only_if(state.count % block_size == 0, absorb, state)
+
+    def absorb(state):
+        number = state.count // block_size - 1
+        weight = jnp.asarray(forgetting / (number + forgetting), state.mean.dtype)
+        new = jnp.moveaxis(state.block, 1, 0).reshape(2, -1, state.mean.shape[1])
+        mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
+        new = new - mean[:, None]
+
+        variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
+        scales = _scales(variances, state.preconditioner.scales)
+        units = jnp.stack([1 / scales, scales])[:, None]
+        rows = jnp.concatenate([jnp.sqrt(1 - weight) * state.pairs, jnp.sqrt(weight) * _fold(new)], axis=1)
+        pairs, directions = _lead(rows, units, state.pairs.shape[1])
+        preconditioner = LowRank(scales, *_balance(rows * units, directions))
+
+        of_block = jnp.mean(_whiten(preconditioner, new * units) ** 2, axis=1) / units[:, 0] ** 2
+        variances = variances + weight * (of_block - variances)
+        learnt = state._replace(mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner)
+        is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
+        return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), learnt, state)
+
+    def preconditioner_fn(state):
+        scales, eigenvectors, eigenvalues = state.preconditioner
+        size = jnp.maximum(eigenvalues, 1 / eigenvalues)
+        return LowRank(scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
+
+    return Scheme(init_fn, update_fn, preconditioner_fn)
+
+
+def _scales(variances, old):
+    """(variance of the draws / variance of the scores)^(1/4), by coordinate: right for a diagonal Gaussian."""
+    draws, scores = variances
+    is_known = (draws > 0) & (scores > 0)
+    return jnp.where(is_known, (draws / jnp.where(is_known, scores, 1)) ** 0.25, old)
+
+
+def _fold(rows):
+    """Rows (2, n, d) whose Gram matrix estimates that of the given rows over their number."""
+    num = rows.shape[1]
+    group = -(-num // _MOST_ROWS)
+    padded = jnp.pad(rows, ((0, 0), (0, -num % group), (0, 0)))  # draws of a group are about independent
+    return jnp.sum(padded.reshape(2, -1, group, rows.shape[2]), axis=2) * num**-0.5
+
+
+def _lead(rows, units, num):
+    """The `num` combinations of rows (2, n, d) with the largest gap, (2, num, d), and its orthonormal directions.
+
+    A direction without energy is a row of zeros.
+    """
+    gap = jnp.sum(rows * units, axis=0)
+    energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
+    energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
+    has_energy = energies > _NEGLIGIBLE * energies[0]
+    lengths = jnp.sqrt(jnp.where(has_energy, energies, 1))
+    directions = jnp.where(has_energy[:, None], dot(combinations, gap) / lengths[:, None], 0)
+    gram = dot(directions, directions.T) + jnp.diag(1 - has_energy.astype(gap.dtype))
+    return dot(combinations, rows), dot(inverse_cholesky(gram), directions)
+
+
+def _balance(scaled, directions):
+    """Eigenvectors in the span of the directions, and eigenvalues, of the geometric mean of both covariances."""
+    along = jnp.stack([project(directions, part) for part in scaled])  # (2, num, n)
+    level = jnp.sqrt(jnp.prod(jnp.sum(scaled**2, axis=(1, 2)) / scaled.shape[2]))
+    prior = _PRIOR * level * jnp.eye(len(directions), dtype=scaled.dtype)
+    of_draws, of_scores = (dot(part, part.T) + prior for part in along)
+    root, inverse_root = _roots(of_scores)
+    middle, _ = _roots(dot(dot(root, of_draws), root))
+    eigenvalues, rotation = jnp.linalg.eigh(dot(dot(inverse_root, middle), inverse_root))
+    return dot(rotation.T, directions), jnp.maximum(eigenvalues, _PRIOR)
+
+
+def _roots(matrix):
+    """The symmetric square root of a positive definite matrix, and its inverse."""
+    eigenvalues, eigenvectors = jnp.linalg.eigh(matrix)
+    roots = jnp.sqrt(jnp.maximum(eigenvalues, jnp.finfo(matrix.dtype).eps * eigenvalues[-1]))
+    return dot(eigenvectors * roots, eigenvectors.T), dot(eigenvectors / roots, eigenvectors.T)
+
+
+def _whiten(preconditioner, scaled):
+    """Draws and scores (2, n, d), both in units of the scales, with (almost) all of the low-rank part taken out."""
+    _, eigenvectors, eigenvalues = preconditioner
+    root = eigenvalues[:, None] ** ((1 - _LEFT) / 2)
+
+    def stretch(rows, factors):
+        return rows + dot((factors * project(eigenvectors, rows)).T, eigenvectors)
+
+    return jnp.stack([stretch(scaled[0], 1 / root - 1), stretch(scaled[1], root - 1)])
