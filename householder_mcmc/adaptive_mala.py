@@ -205,7 +205,8 @@ def _good_positions(chains):
     """The chains' positions (num_chains, d); the first good chain takes the place of those that are not finite."""
     x = ravel_chains(chains.position)
     is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
-    return jnp.where((is_good | ~jnp.any(is_good))[:, None], x, x[jnp.argmax(is_good)])
+    first = x.at[jnp.argmax(is_good, keepdims=True)].get(mode="promise_in_bounds")  # a slice gathers sharded chains
+    return jnp.where((is_good | ~jnp.any(is_good))[:, None], x, first)
 
 
 def ravel_chains(positions: ArrayTree) -> Array:
