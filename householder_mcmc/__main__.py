@@ -142,7 +142,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
 
     summary = report.summarise(
         np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
-        acceptance_rate=info.acceptance_rate.mean(),
+        acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
         num_warmup=arguments.warmup,
         warmup_seconds=warmup_seconds,
@@ -157,6 +157,9 @@ def _report(title, arguments, summaries, spectra):
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
     print(f"{sizes}, seed {arguments.seed}\n")
     print(report.table(summaries), flush=True)
+    for name, summary in summaries.items():
+        for text in summary["warnings"]:
+            print(f"WARNING ({name}): {text}", flush=True)
     if any(name.startswith("eigen") for name in summaries):
         print(f"\neigen: rank {arguments.rank}, gains hm.AVERAGED_GAINS")
     if arguments.json:
@@ -236,7 +239,7 @@ def _without_nan(value):
         return {name: _without_nan(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
-    return value if math.isfinite(value) else None
+    return value if isinstance(value, str) or math.isfinite(value) else None
 
 
 def _save(states, info, step_size, output):

@@ -205,9 +205,13 @@ def _good_draws(chains):
     """The chains' positions and scores, both (num_chains, d); the first good chain takes the place of bad ones."""
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
     is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
-    keep = (is_good | ~jnp.any(is_good))[:, None]
-    first = jnp.argmax(is_good)
-    return jnp.where(keep, x, x[first]), jnp.where(keep, scores, scores[first]).astype(x.dtype)
+    is_kept = (is_good | ~jnp.any(is_good))[:, None]
+    first = jnp.argmax(is_good, keepdims=True)
+
+    def good(rows):
+        return jnp.where(is_kept, rows, rows.at[first].get(mode="promise_in_bounds"))  # a slice gathers sharded chains
+
+    return good(x), good(scores).astype(x.dtype)
 
 
 def ravel_chains(positions: ArrayTree) -> Array:

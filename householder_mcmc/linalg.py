@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["dot", "project", "mean_of_rows", "eliminate", "inverse_cholesky", "only_if", "check_vector", "columns"]
+__all__ = [
+    "dot",
+    "project",
+    "mean_of_rows",
+    "leading",
+    "at_leading",
+    "eliminate",
+    "inverse_cholesky",
+    "only_if",
+    "check_vector",
+    "columns",
+]
 
 _MOST_UNROLLED = 32  # passes of an elimination; more would take long to compile
 _CHUNKS = (4096, 2500, 2048, 2000, 1024, 1000)  # numbers of d that a GPU sums at a time, if they divide it
@@ -40,6 +51,16 @@ def project(rows: Array, x: Array) -> Array:
 def mean_of_rows(x: Array) -> Array:
     """The mean of x (n, d) over its rows, as a product: `jnp.mean` takes 20-50 times as long on a CPU, for few rows."""
     return dot(jnp.full(x.shape[0], 1 / x.shape[0], x.dtype), x)
+
+
+def leading(x: Array, num: int) -> Array:
+    """The first `num` entries along the last axis."""
+    return at_leading(x, num).get(mode="promise_in_bounds")
+
+
+def at_leading(x: Array, num: int):
+    """x.at[..., :num], by index: where the axis is sharded, XLA then sends `num` numbers a row, and not all of x."""
+    return x.at[..., jnp.arange(num)]
 
 
 def eliminate(body: Callable, carry, rank: int):

@@ -126,8 +126,11 @@ def _log_q_ratio(noise, drifts):
 
 
 def require_finite(state: MALAState) -> None:
-    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient, unless traced."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient.
+
+    Unless the values are not at hand: traced, or in part on the devices of other processes.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable for leaf in jax.tree.leaves(state)):
         return
     batched = jax.vmap(is_finite) if jnp.ndim(state.logdensity) else is_finite
     is_good = np.atleast_1d(batched(state))

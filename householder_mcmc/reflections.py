@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from householder_mcmc.linalg import check_vector, columns, dot, eliminate, project
+from householder_mcmc.linalg import at_leading, check_vector, columns, dot, eliminate, leading, project
 
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact"]
 
@@ -80,8 +80,7 @@ class CompactReflections(NamedTuple):
 
     def _leading(self, x):
         """The first `rank` coordinates of x and of the eigenvectors: all that tells Q from a product of two factors."""
-        rank = self.signs.shape[0]
-        return x[:rank], self.eigenvectors[:, :rank]
+        return leading(x, len(self.signs)), leading(self.eigenvectors, len(self.signs))
 
     def _update(self, x, head, projections, core, signs=1):
         """y + W core W^T y, with W read off the eigenvectors, where y is x but for its leading coordinates, `head`.
@@ -92,7 +91,7 @@ class CompactReflections(NamedTuple):
         combination = self.signs * weights
         _, block = self._leading(x)
         new_head = signs * (head + dot(combination, block) - weights)
-        return (x + dot(combination, self.eigenvectors)).at[: len(head)].set(new_head)
+        return at_leading(x + dot(combination, self.eigenvectors), len(head)).set(new_head, unique_indices=True)
 
 
 def sequential(eigenvectors: Array) -> SequentialReflections:
@@ -145,7 +144,7 @@ def compact(eigenvectors: Array) -> CompactReflections:
         If `eigenvectors` is not a matrix with 1 <= rank <= d.
     """
     eigenvectors = _check(eigenvectors)
-    signs, core = _signs_and_core(eigenvectors[:, : eigenvectors.shape[0]])
+    signs, core = _signs_and_core(leading(eigenvectors, eigenvectors.shape[0]))
     return CompactReflections(eigenvectors, signs, core)
 
 
@@ -184,7 +183,7 @@ def _reflect(x, normal):
 
 
 def _flip(x, signs):
-    return x.at[: signs.shape[0]].multiply(signs)
+    return at_leading(x, len(signs)).multiply(signs, unique_indices=True)
 
 
 def _check(eigenvectors):

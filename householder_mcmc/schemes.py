@@ -14,7 +14,7 @@ from jax import Array
 
 from householder_mcmc import online_pca, reflections
 from householder_mcmc.gains import DEFAULT_GAINS, Gains
-from householder_mcmc.linalg import dot, mean_of_rows, only_if, project
+from householder_mcmc.linalg import dot, leading, mean_of_rows, only_if, project
 from householder_mcmc.preconditioners import (
     Dense,
     Diagonal,
@@ -211,7 +211,7 @@ def eigen(
         centred = _centred(positions, mean)
 
         if map_is_latest:
-            ahead = Ahead(eigenvectors_of(basis), variances[:rank], None)
+            ahead = Ahead(eigenvectors_of(basis), leading(variances, rank), None)
         eigenvectors, learnt, average = ahead
         projections = project(eigenvectors, centred)
         if gains.relative:

@@ -1,0 +1,79 @@
+"""Many devices and many processes: the numbers of one, and little said between them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from on_devices import DIM, NUM_CHAINS, RANK
+
+pytestmark = pytest.mark.slow
+
+
+def start(*arguments, num_devices=1):
+    flags = f"--xla_force_host_platform_device_count={num_devices} --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "XLA_FLAGS": flags}
+    command = [sys.executable, Path(__file__).with_name("on_devices.py"), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def result(process):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return json.loads(output.splitlines()[-1])
+
+
+def sizes(collectives):
+    return [size for size, _ in collectives]
+
+
+def check_same_numbers(found):
+    """As one device's, to the rounding of float64 as a few steps enlarge it; in a run whose chains move."""
+    assert found["error"] < 1e-8
+    assert 0.1 < found["acceptance"] and found["distance"] > 0.1
+
+
+def test_sharded_dimension():
+    """A step sends O(rank chains + rank^2) numbers, and no array of size d but, at times, to a QR factorisation.
+
+    Not at every step: rounds of mending and, every tenth step, of orthonormalising the averaged eigenvectors.
+    """
+    found = result(start("shard", "dim", "eigen", "eigen_averaged", num_devices=8))
+    check_same_numbers(found)
+    assert found["share of positions"] == [NUM_CHAINS, DIM // 8] and found["share of the map"] == [RANK, DIM // 8]
+
+    small = RANK * NUM_CHAINS + RANK**2 + NUM_CHAINS
+    assert 10 * small < DIM / 8  # a device's share of d numbers would be too many
+    for collectives in found["adaptive"].values():
+        assert RANK * NUM_CHAINS < sum(sizes(collectives["always"])) < 10 * small
+        at_times = [size for size, operation in collectives["at times"] if "qr" not in operation]
+        assert sum(at_times) < 2 * small
+    assert RANK * NUM_CHAINS < sum(sizes(found["frozen"]["always"])) < 6 * small and not found["frozen"]["at times"]
+
+
+def test_sharded_chains():
+    """Frozen chains say nothing to each other. Those that learn send sums over the chains, O(rank d), however many."""
+    found = result(start("shard", "chains", "eigen", num_devices=8))
+    check_same_numbers(found)
+    assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
+    assert found["frozen"] == {"always": [], "at times": []}
+    learning = found["adaptive"]["eigen"]
+    assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM and not learning["at times"]
+    assert max(sizes(learning["always"])) < NUM_CHAINS * DIM
+
+
+def test_two_processes_learn_one_map():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    alone = result(start("join", address, 1, 0))
+    first, second = map(result, [start("join", address, 2, index) for index in range(2)])
+    assert first == second
+    assert (first.pop("devices"), first.pop("chains here")) == (2, 2)
+    assert (alone.pop("devices"), alone.pop("chains here")) == (1, 4)
+    for name, value in alone.items():
+        np.testing.assert_allclose(first[name], value, rtol=1e-9, atol=1e-9)
