@@ -35,6 +35,6 @@ def german_credit():
 
     UCI Statlog (German credit); reference moments of inference-gym 0.0.5 (Apache License 2.0).
     """
-    data = np.load(Path(__file__).parent / "data" / "german_credit.npz")
+    data = np.load(Path(__file__).parents[1] / "benchmarks" / "data" / "german_credit.npz")
     moments = [data[f"weights_{name}"] for name in ("mean", "sd", "mcse")]
     return jnp.asarray(data["features"]), jnp.asarray(data["labels"], jnp.float32), *moments
