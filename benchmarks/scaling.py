@@ -2,7 +2,8 @@
 
     python -m benchmarks.scaling [--quick] [--out FOLDER]
 
-Each operation runs many times inside one compiled program; compile time is apart and a time is the median of 7 runs.
+Each operation runs many times inside one compiled program; compile time is apart and a time is the median of 7 runs,
+or 3 of a whole warm-up.
 The bound is the bytes that must move (each array that an operation needs, once for each time that it has to be read
 anew) over the bandwidth of a copy of 256 MiB on the same device. An array that stays in a cache can beat it. The
 log-density is free: a constant. Writes scaling.csv and scaling.png, and prints the tables of RESULTS.md.
@@ -106,7 +107,7 @@ def measure(case: Case) -> tuple[float, float, int]:
     num_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     jax.block_until_ready(program(carry, constants))
     times = []
-    for _ in range(NUM_RUNS):
+    for _ in range(NUM_RUNS if case.calls_make is None else 3):
         started = time.perf_counter()
         jax.block_until_ready(program(carry, constants))
         times.append(time.perf_counter() - started)
