@@ -85,7 +85,7 @@ def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_
             )
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
     mala.require_finite(chains)
-    x = _good_positions(chains)
+    x = good_positions(chains)
     return AdaptiveMALAState(
         chains=chains,
         scheme=scheme.init(x),
@@ -112,7 +112,7 @@ def build_kernel(
         gain = jnp.asarray(step_size_gain(state.count), state.log_sigma.dtype)
         new_state = AdaptiveMALAState(
             chains=chains,
-            scheme=scheme.update(state.scheme, _good_positions(chains)),
+            scheme=scheme.update(state.scheme, good_positions(chains)),
             log_sigma=state.log_sigma + gain * error,
             acceptance_rate=acceptance_rate,
             side=side,
@@ -201,7 +201,7 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
     return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
 
 
-def _good_positions(chains):
+def good_positions(chains):
     """The chains' positions (num_chains, d); the first good chain takes the place of those that are not finite."""
     x = ravel_chains(chains.position)
     is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
