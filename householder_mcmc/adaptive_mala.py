@@ -196,7 +196,7 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
     """
     rates = info.acceptance_rate.astype(acceptance_rate.dtype)
     shortfall = 0.7 * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
-    weights = jax.vmap(mala.is_finite)(chains) * jnp.maximum(1, shortfall) ** 2
+    weights = jnp.where(jax.vmap(mala.is_finite)(chains), jnp.maximum(1, shortfall) ** 2, 0)
     error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
     return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
 

@@ -329,7 +329,7 @@ def _moments(start, increment, preconditioner, gains):
 def _centred(positions, mean):
     """Differences from the mean, cut where their fourth powers would overflow."""
     limit = jnp.finfo(mean.dtype).max ** 0.25
-    return jnp.clip(positions - mean, -limit, limit)
+    return jnp.clip(positions - mean[None], -limit, limit)
 
 
 def _keep(state, positions):

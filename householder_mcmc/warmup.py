@@ -81,7 +81,7 @@ def warmup(
         state, level, pause, num_nonfinite, count = carry
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
         state, level, pause = start_anew_after_a_climb(state, level, pause)
-        return (state, level, pause, num_nonfinite + info.is_nonfinite, count + 1), keep(state, info)
+        return (state, level, pause, num_nonfinite + info.is_nonfinite.astype(jnp.int32), count + 1), keep(state, info)
 
     def start_anew_after_a_climb(state, level, pause):
         """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
@@ -108,7 +108,7 @@ def warmup(
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
         total_rate = total_rate + info.acceptance_rate
-        num_nonfinite = num_nonfinite + info.is_nonfinite
+        num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
         return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
