@@ -85,7 +85,7 @@ def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_
             )
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
     mala.require_finite(chains)
-    x, _ = _good_draws(chains)
+    x, _ = good_draws(chains)
     return AdaptiveMALAState(
         chains=chains,
         scheme=scheme.init(x),
@@ -112,7 +112,7 @@ def build_kernel(
         gain = jnp.asarray(step_size_gain(state.count), state.log_sigma.dtype)
         new_state = AdaptiveMALAState(
             chains=chains,
-            scheme=scheme.update(state.scheme, *_good_draws(chains)),
+            scheme=scheme.update(state.scheme, *good_draws(chains)),
             log_sigma=state.log_sigma + gain * error,
             acceptance_rate=acceptance_rate,
             side=side,
@@ -196,12 +196,12 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
     """
     rates = info.acceptance_rate.astype(acceptance_rate.dtype)
     shortfall = 0.7 * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
-    weights = jax.vmap(mala.is_finite)(chains) * jnp.maximum(1, shortfall) ** 2
+    weights = jnp.where(jax.vmap(mala.is_finite)(chains), jnp.maximum(1, shortfall) ** 2, 0)
     error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
     return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
 
 
-def _good_draws(chains):
+def good_draws(chains):
     """The chains' positions and scores, both (num_chains, d); the first good chain takes the place of bad ones."""
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
     is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)

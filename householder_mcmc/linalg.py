@@ -89,7 +89,7 @@ def inverse_cholesky(gram: Array) -> Array:
         row = jnp.where(is_k, 1, block[k]) * scale
         column = jnp.where(below, block[:, k] * scale, 0)
         rest = jnp.where(is_k[None, :] & below[:, None], 0, block)
-        return jnp.where(is_k[:, None], row, rest - column[:, None] * row)
+        return jnp.where(is_k[:, None], row[None, :], rest - jnp.outer(column, row))
 
     return jnp.tril(eliminate(body, gram, gram.shape[0]))
 

@@ -164,7 +164,7 @@ def _signs_and_core(block):
         row = jnp.where(is_k, 1, row) / (row[k] - 1)
         column = jnp.where(is_k, 0, block[:, k])
         rest = jnp.where(is_k[None, :] | is_k[:, None], 0, block)
-        return rest - column[:, None] * row + is_k[:, None] * row, signs.at[k].set(sign)
+        return jnp.where(is_k[:, None], row[None, :], rest) - jnp.outer(column, row), signs.at[k].set(sign)
 
     core, signs = eliminate(body, (block, jnp.ones_like(block[0])), block.shape[0])
     return signs, core

@@ -33,13 +33,19 @@ class Scheme(NamedTuple):
 
     init: (num_chains, d) starting positions -> state. update: (state, positions, scores) -> state, both
     (num_chains, d); scores are gradients of the log-density, which some schemes do without. preconditioner:
-    state -> `Preconditioner`. States are NamedTuples of arrays. gains: those of the learner, if it has any.
+    state -> `Preconditioner`. States are NamedTuples of arrays. gains: those of the learner, if it has any. forget:
+    (state, positions) -> a state that keeps the map in use and none of the draws; None is for `init`.
     """
 
     init: Callable[[Array], NamedTuple]
     update: Callable[..., NamedTuple]
     preconditioner: Callable[[NamedTuple], Preconditioner]
     gains: Gains | None = None
+    forget: Callable[[NamedTuple, Array], NamedTuple] | None = None
+
+    def start_anew(self, state: NamedTuple, positions: Array) -> NamedTuple:
+        """The state to go on with where all draws so far came from elsewhere."""
+        return self.init(positions) if self.forget is None else self.forget(state, positions)
 
 
 def none() -> Scheme:
@@ -331,7 +337,7 @@ def _moments(start, increment, preconditioner, gains):
 def _centred(positions, mean):
     """Differences from the mean, cut where their fourth powers would overflow."""
     limit = jnp.finfo(mean.dtype).max ** 0.25
-    return jnp.clip(positions - mean, -limit, limit)
+    return jnp.clip(positions - mean[None], -limit, limit)
 
 
 def _keep(state, positions, scores=None):

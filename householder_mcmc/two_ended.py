@@ -121,7 +121,11 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
         return LowRank(scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
 
-    return Scheme(init_fn, update_fn, preconditioner_fn)
+    def forget_fn(state, positions):
+        del positions
+        return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
+
+    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
 
 
 def _scales(variances, old):

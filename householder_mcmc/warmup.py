@@ -13,9 +13,13 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
 from householder_mcmc import adaptive_mala
 from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
+from householder_mcmc.linalg import only_if
 from householder_mcmc.schemes import Scheme
 
 __all__ = ["WarmupInfo", "warmup"]
+
+# Steps after a climb that end before the learner starts anew: by then the step size fits the map that it starts from.
+_PAUSE = 10
 
 # Of the last phase: steps on log sigma, and their average.
 _TUNE_GAIN = power_decay(0.6, offset=9.0)
@@ -46,7 +50,9 @@ def warmup(
 ) -> AdaptationAlgorithm:
     """Learn a preconditioner and a step size with `adaptive_mala`, and return them frozen.
 
-    The last tenth of the steps keeps the map and adapts only the step size, and averages it.
+    The last tenth of the steps keeps the map and adapts only the step size, and averages it. Before that the learner
+    starts anew whenever the log-density of a chain has risen by more than d + 10, as it does on the way from a far
+    start and not from one draw of the target to another.
 
     Parameters
     ----------
@@ -72,9 +78,25 @@ def warmup(
     kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
 
     def learn(carry, key):
-        state, num_nonfinite, count = carry
+        state, level, pause, num_nonfinite, count = carry
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
-        return (state, num_nonfinite + info.is_nonfinite, count + 1), keep(state, info)
+        state, level, pause = start_anew_after_a_climb(state, level, pause)
+        return (state, level, pause, num_nonfinite + info.is_nonfinite.astype(jnp.int32), count + 1), keep(state, info)
+
+    def start_anew_after_a_climb(state, level, pause):
+        """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
+        x, _ = adaptive_mala.good_draws(state.chains)
+        logdensity = state.chains.logdensity
+        rise = logdensity - level
+        has_climbed = jnp.any(jnp.isfinite(rise) & (rise > x.shape[1] + 10))
+        pause = jnp.where(has_climbed, _PAUSE, jnp.maximum(pause - 1, 0))
+        is_start = pause > 0
+        state = state._replace(
+            scheme=only_if(is_start, lambda learnt: scheme.start_anew(learnt, x), state.scheme),
+            side=jnp.where(has_climbed, 0, state.side),
+            count=jnp.where(has_climbed, 0, state.count),
+        )
+        return state, jnp.where(is_start | ~jnp.isfinite(level), logdensity, level), pause
 
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
@@ -86,7 +108,7 @@ def warmup(
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
         total_rate = total_rate + info.acceptance_rate
-        num_nonfinite = num_nonfinite + info.is_nonfinite
+        num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
         return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
@@ -94,9 +116,9 @@ def warmup(
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
         zero = jnp.zeros((), jnp.int32)
-        carry = state, jnp.zeros(num_chains, jnp.int32), zero
+        carry = state, state.chains.logdensity, zero, jnp.zeros(num_chains, jnp.int32), zero
         carry, history = jax.lax.scan(lambda carry, _: learn(carry, key_learn), carry, length=num_steps - num_final)
-        state, num_nonfinite, _ = carry
+        state, _, _, num_nonfinite, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
