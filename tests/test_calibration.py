@@ -125,7 +125,6 @@ def accept_all(key, log_ratio, state, proposal):
 DEFECTS = {
     "every proposal accepted": ("static_binomial_sampling", accept_all),
     "no proposal ratio": ("_log_q_ratio", lambda noise, drifts: jnp.zeros(())),
-    "half a proposal ratio": ("_log_q_ratio", lambda noise, drifts: -jnp.sum(drifts * noise)),
 }
 
 

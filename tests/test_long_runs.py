@@ -59,9 +59,10 @@ def test_a_far_start_does_no_harm(gains):
 
 
 @pytest.mark.slow
-def test_a_million_adaptive_steps(gains):
+@pytest.mark.parametrize("name", [pytest.param("default", marks=pytest.mark.study), "averaged"])
+def test_a_million_adaptive_steps(name):
     """In float32: orthonormal rows, a map as good as the target allows, the acceptance of every tenth on target."""
-    target, num_steps = wide_in_three_directions(20), 10**6
+    gains, target, num_steps = GAINS[name], wide_in_three_directions(20), 10**6
     scheme = hm.eigen(3, gains=gains)
     sampler = hm.adaptive_mala(target.logdensity, scheme, NUM_CHAINS)
 
