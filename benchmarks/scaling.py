@@ -243,7 +243,7 @@ def _adapting(scheme, dim, chains):
     return *_keyed(transition, state), ()
 
 
-def warmups(dim: int, num_steps: int = 1000) -> Iterator[Case]:
+def warmups(dim: int, num_steps: int = 200) -> Iterator[Case]:
     """A step of whole warm-ups of MALA, one chain on a standard Gaussian, ours and BlackJAX's."""
     staged = functools.partial(blackjax.staged_adaptation, hm.mala, _gaussian)
     runs = {
