@@ -27,9 +27,6 @@ __all__ = ["TwoEndedState", "two_ended"]
 _MOST_ROWS = 64  # rows of a block in the sketch; more draws than that are summed in groups first
 _NEGLIGIBLE = 1e-6  # of the largest energy of the gap: rounding in float32
 _PRIOR = 1e-5  # variance added to draws and scores along each direction, relative to that of all
-_LEFT = (
-    0.03  # of the log eigenvalues that the scales still see, so that directions do not take over their work for good
-)
 
 
 class TwoEndedState(NamedTuple):
@@ -178,9 +175,9 @@ def _roots(matrix):
 
 
 def _whiten(preconditioner, scaled):
-    """Draws and scores (2, n, d), both in units of the scales, with (almost) all of the low-rank part taken out."""
+    """Draws and scores (2, n, d), both in units of the scales, without the low-rank part of the map."""
     _, eigenvectors, eigenvalues = preconditioner
-    root = eigenvalues[:, None] ** ((1 - _LEFT) / 2)
+    root = jnp.sqrt(eigenvalues)[:, None]
 
     def stretch(rows, factors):
         return rows + dot((factors * project(eigenvectors, rows)).T, eigenvectors)

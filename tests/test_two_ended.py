@@ -68,11 +68,10 @@ def test_wide_directions_need_no_equilibrium():
 
 
 def test_more_rank_than_needed():
-    """The directions that do not matter are left alone, and do no harm."""
+    """Does no harm. (It does the work of scales, so the effective rank is then no count of what the target needs.)"""
     matrix, scheme = covariance(), hm.two_ended(4 * RANK)
     state = learn(scheme, *draws_and_scores(matrix, 200))
     assert condition(scheme, state, matrix) < 1.7
-    assert RANK <= int(scheme.preconditioner(state).effective_rank()) <= RANK + 2
 
 
 def test_full_rank_and_one_dimension():
