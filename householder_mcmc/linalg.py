@@ -85,7 +85,7 @@ def inverse_cholesky(gram: Array) -> Array:
 
     def body(k, block):
         is_k, below = index == k, index > k
-        scale = lax.rsqrt(block[k, k])
+        scale = 1 / jnp.sqrt(block[k, k])  # lax.rsqrt loses a digit
         row = jnp.where(is_k, 1, block[k]) * scale
         column = jnp.where(below, block[:, k] * scale, 0)
         rest = jnp.where(is_k[None, :] & below[:, None], 0, block)
