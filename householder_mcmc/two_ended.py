@@ -32,9 +32,10 @@ _PRIOR = 1e-5  # variance added to draws and scores along each direction, relati
 class TwoEndedState(NamedTuple):
     """Arrays with an axis of length 2 hold draws and scores.
 
-    count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2, d).
-    variances (2, d): about it, whitened by the low-rank part of the map alone. pairs (2, rank, d): combinations of past
-    draws and scores about their means. preconditioner: the map in use.
+    count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2,
+    num_chains, d): of each chain, for distances between chains that start apart say nothing of the target. variances
+    (2, d): about it, whitened by the low-rank part of the map alone. pairs (2, rank, d): combinations of past draws and
+    scores about their means. preconditioner: the map in use.
     """
 
     count: Array
@@ -80,7 +81,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         return TwoEndedState(
             count=jnp.zeros((), jnp.int32),
             block=jnp.zeros((block_size, 2, num_chains, dim), dtype),
-            mean=jnp.zeros((2, dim), dtype),
+            mean=jnp.zeros((2, num_chains, dim), dtype),
             variances=jnp.zeros((2, dim), dtype),
             pairs=jnp.zeros((2, num, dim), dtype),
             preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
@@ -96,9 +97,9 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     def absorb(state):
         number = state.count // block_size - 1
         weight = jnp.asarray(forgetting / (number + forgetting), state.mean.dtype)
-        new = jnp.moveaxis(state.block, 1, 0).reshape(2, -1, state.mean.shape[1])
+        new = jnp.moveaxis(state.block, 1, 0)  # (2, block_size, num_chains, d)
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
-        new = new - mean[:, None]
+        new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
 
         variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
         scales = _scales(variances, state.preconditioner.scales)

@@ -67,6 +67,15 @@ def test_wide_directions_need_no_equilibrium():
     assert condition(from_draws, learn(from_draws, draws, scores - offset), matrix) > 1000
 
 
+def test_distances_between_chains_do_not_count():
+    """Chains that stay ten standard deviations apart, as far starts do, leave the map as it is."""
+    matrix, scheme = covariance(), hm.two_ended(RANK)
+    draws, scores = draws_and_scores(matrix, 100)
+    away = 10 * np.random.default_rng(3).normal(size=(NUM_CHAINS, DIM)) @ np.linalg.cholesky(matrix).T
+    apart = draws + jnp.asarray(away, jnp.float32), scores - jnp.asarray(np.linalg.solve(matrix, away.T).T, jnp.float32)
+    assert condition(scheme, learn(scheme, *apart), matrix) < 1.7
+
+
 def test_more_rank_than_needed():
     """Does no harm. (It does the work of scales, so the effective rank is then no count of what the target needs.)"""
     matrix, scheme = covariance(), hm.two_ended(4 * RANK)
@@ -111,7 +120,7 @@ def test_only_whole_blocks_count_and_memory_is_linear():
     for one, other in zip(early.preconditioner, late.preconditioner, strict=True):
         np.testing.assert_array_equal(one, other)
     sizes = sum(leaf.size for leaf in jax.tree.leaves(early))
-    assert sizes < (2 * BLOCK * NUM_CHAINS + 3 * RANK + 5) * DIM + RANK + 2
+    assert sizes < (2 * (BLOCK + 1) * NUM_CHAINS + 3 * RANK + 4) * DIM + RANK + 2
     assert_full_precision(jax.make_jaxpr(scheme.update)(early, draws[0], scores[0]).jaxpr)
 
 
