@@ -24,7 +24,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
-from benchmarks import targets
+from benchmarks import metric_core, targets
 from householder_mcmc import item_response, report
 
 NUM_CHAINS, NUM_GRADIENTS, NUM_WARMUP_MALA, NUM_WARMUP_NUTS = 4, 100_000, 5000, 500
@@ -75,15 +75,9 @@ def regression(name):
 
 def item_response_model():
     """Chains start in draws of the prior."""
-    logdensity, initial_position, reference = item_response.load()
-    _, unravel = ravel_pytree(initial_position(jax.random.key(0)))
-
-    def starts(seed):
-        keys = jax.random.split(jax.random.key(seed), NUM_CHAINS)
-        return jax.vmap(lambda key: ravel_pytree(initial_position(key))[0])(keys)
-
+    problem, (_, _, reference) = metric_core.item_response_problem(), item_response.load()
     sd = np.asarray(ravel_pytree(reference.sd)[0])
-    return Problem(lambda x: logdensity(unravel(x)), starts, lambda draws: draws, sd**2)
+    return Problem(problem.logdensity, problem.starts, lambda draws: draws, sd**2)
 
 
 PROBLEMS = {
@@ -166,31 +160,17 @@ def nuts(build):
 
 
 def _staged(metric):
-    def build(logdensity, dim):
-        warmup = blackjax.staged_adaptation(
-            blackjax.nuts,
-            logdensity,
-            metric=metric(dim),
-            adaptation_info_fn=lambda _, info, __: info.num_integration_steps,
-        )
-        return warmup, lambda info: info.sum()
-
-    return build
-
-
-def _low_rank(logdensity, dim):
-    warmup = blackjax.window_adaptation_low_rank(blackjax.nuts, logdensity, max_rank=min(RANK, dim))
-    return warmup, lambda info: info.info.num_integration_steps.sum()
+    return nuts(lambda logdensity, dim: metric_core.staged(metric, logdensity))
 
 
 METHODS = {
     "MALA, two_ended": mala(lambda dim: hm.two_ended(RANK)),
     "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim), gains=hm.AVERAGED_GAINS)),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
-    "NUTS, two_ended": nuts(_staged(lambda dim: hm.metric_core(hm.two_ended(RANK)))),
-    "NUTS, BlackJAX low rank": nuts(_low_rank),
-    "NUTS, BlackJAX dense": nuts(_staged(lambda dim: "welford_dense")),
-    "NUTS, BlackJAX diagonal": nuts(_staged(lambda dim: "welford_diag")),
+    "NUTS, two_ended": _staged(hm.metric_core(hm.two_ended(RANK))),
+    "NUTS, BlackJAX low rank": nuts(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity)),
+    "NUTS, BlackJAX dense": _staged("welford_dense"),
+    "NUTS, BlackJAX diagonal": _staged("welford_diag"),
 }
 
 
