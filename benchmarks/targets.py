@@ -91,6 +91,9 @@ class Logistic(NamedTuple):
     def guess(self):
         return jnp.zeros_like(self.design[0])
 
+    def mean(self):
+        return np.linalg.solve(self.design, self.signs * _predictor_moments(self.prior)[0])
+
     def covariance(self):
         return self.predictor_variance * jnp.linalg.inv(jnp.matmul(self.design.T, self.design, precision="highest"))
 
@@ -110,7 +113,7 @@ def logistic(dim: int, rng: np.random.Generator, prior_strength: float = 0.01, n
     signs = np.where(rng.uniform(size=dim) < 1 / (1 + np.exp(-predictors)), 1.0, -1.0)
     prior = prior_strength / dim
     order = np.argsort(singular_values)[:num_narrow]
-    variance = _predictor_variance(prior)
+    _, variance = _predictor_moments(prior)
     variances = variance / singular_values[order] ** 2
     return Logistic(design, signs, np.array(prior), np.array(variance), right.T[order], variances)
 
@@ -120,8 +123,8 @@ def _haar(dim, rng):
     return q * np.sign(np.diag(r))
 
 
-def _predictor_variance(prior):
-    """Variance of the density exp(-log(1 + exp(-z)) - prior z^2 / 2), by quadrature."""
+def _predictor_moments(prior):
+    """Mean and variance of the density exp(-log(1 + exp(-z)) - prior z^2 / 2), by quadrature."""
 
     def density(z):
         return np.exp(-np.logaddexp(0, -z) - prior * z**2 / 2)
@@ -130,7 +133,7 @@ def _predictor_variance(prior):
     mass, first, second = (
         quad(lambda z, k=k: z**k * density(z), -40, 12 * width, points=[0, 10, width], limit=200)[0] for k in range(3)
     )
-    return second / mass - (first / mass) ** 2
+    return first / mass, second / mass - (first / mass) ** 2
 
 
 class XY(NamedTuple):

@@ -30,7 +30,9 @@ SCHEMES = {
     "eigen": partial(hm.eigen, gains=hm.AVERAGED_GAINS),
     "eigen_isotropic": partial(hm.eigen, tail="isotropic", gains=hm.AVERAGED_GAINS),
     "eigen_identity": partial(hm.eigen_identity, gains=hm.AVERAGED_GAINS),
+    "two_ended": hm.two_ended,
 }
+DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
 
 
 class UsageError(Exception):
@@ -62,11 +64,14 @@ def _parser():
     sample = commands.add_parser("sample", help="sample your own model")
     sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
     sample.add_argument(
-        "--scheme", choices=SCHEMES, default="eigen", help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS"
+        "--scheme",
+        choices=SCHEMES,
+        default="two_ended",
+        help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS",
     )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
-    demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors learnt (default %(default)s)")
-    sample.add_argument("--rank", type=_positive, help="eigenvectors learnt (default 3, or d if that is less)")
+    demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
+    sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
     for command, num_warmup, num_draws in ((demo, 12_000, 5_000), (sample, 10_000, 4_000)):
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
@@ -81,7 +86,8 @@ def _demo(arguments):
     logdensity, initial_position, reference = item_response.load()
     reference = [ravel_pytree(moment)[0] for moment in reference]
     positions = _initial_positions(initial_position, arguments)
-    schemes = {name: _scheme(name, logdensity, positions, arguments) for name in ("diagonal", "eigen")}
+    ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": DEFAULT_RANKS["two_ended"]}
+    schemes = {name: _scheme(name, rank, logdensity, positions) for name, rank in ranks.items()}
     summaries, spectra = {}, {}
     for name, scheme in schemes.items():
         _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
@@ -96,19 +102,19 @@ def _sample(arguments):
     _check_names(positions)
     _check_logdensity(logdensity, positions)
     name = arguments.scheme
-    arguments.rank = arguments.rank or min(3, ravel_chains(positions).shape[1])
-    scheme = _scheme(name, logdensity, positions, arguments)
+    arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, 3), ravel_chains(positions).shape[1])
+    scheme = _scheme(name, arguments.rank, logdensity, positions)
     trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
     saved = _save(*trace, output)
     _report(str(arguments.model), arguments, {name: summary}, {name: spectrum})
     print(f"draws saved in {saved}")
 
 
-def _scheme(name, logdensity, positions, arguments):
+def _scheme(name, rank, logdensity, positions):
     """The scheme, if a sampler can start with it."""
     try:
-        scheme = SCHEMES[name](arguments.rank)
-        hm.adaptive_mala.init(positions, logdensity, scheme, arguments.chains)
+        scheme = SCHEMES[name](rank)
+        hm.adaptive_mala.init(positions, logdensity, scheme, len(jax.tree.leaves(positions)[0]))
     except (ValueError, TypeError) as error:
         raise UsageError(" ".join(str(error).split())) from error
     return scheme
@@ -149,7 +155,9 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         sampling_seconds=sampling_seconds,
         reference=reference,
     )
-    return (states, info, step_size), summary, report.spectrum(preconditioner)
+    if name == "two_ended":
+        summary["effective_rank"] = int(preconditioner.effective_rank())
+    return (states, info, step_size), summary, report.spectrum(preconditioner) if arguments.plot else None
 
 
 def _report(title, arguments, summaries, spectra):
@@ -160,8 +168,13 @@ def _report(title, arguments, summaries, spectra):
     for name, summary in summaries.items():
         for text in summary["warnings"]:
             print(f"WARNING ({name}): {text}", flush=True)
-    if any(name.startswith("eigen") for name in summaries):
-        print(f"\neigen: rank {arguments.rank}, gains hm.AVERAGED_GAINS")
+    for name, summary in summaries.items():
+        if name.startswith("eigen"):
+            print(f"\n{name}: rank {arguments.rank}, gains hm.AVERAGED_GAINS")
+        if "effective_rank" in summary:
+            print(
+                f"\n{name}: {summary['effective_rank']} directions have a variance beyond a factor of 3 in its scales"
+            )
     if arguments.json:
         options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         arguments.json.write_text(json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1))

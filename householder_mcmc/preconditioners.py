@@ -110,7 +110,7 @@ class LowRank(NamedTuple):
                 f"got {diagonal.shape} and {factor.shape}."
             )
         scales = jnp.sqrt(diagonal)
-        _, singular_values, eigenvectors = jnp.linalg.svd(factor / scales, full_matrices=False)
+        _, singular_values, eigenvectors = jnp.linalg.svd(factor / scales[None], full_matrices=False)
         return cls(scales, eigenvectors, 1 + singular_values**2)
 
     def apply(self, z: Array) -> Array:

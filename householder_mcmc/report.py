@@ -173,11 +173,15 @@ def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], pat
 
 
 def spectrum(preconditioner: Preconditioner) -> np.ndarray:
-    """The learnt variances along the directions of a learner's map, (d,)."""
-    if isinstance(preconditioner, Dense):
-        return np.linalg.svd(preconditioner.cholesky, compute_uv=False) ** 2
+    """The learnt variances along the directions of a learner's map, (d,).
+
+    Of `Dense`, and of `LowRank` with unequal scales, at O(d^3): the eigenvalues of L L^T.
+    """
+    is_low_rank = isinstance(preconditioner, LowRank)
+    if isinstance(preconditioner, Dense) or is_low_rank and np.ptp(preconditioner.scales) > 0:
+        return np.linalg.svd(preconditioner.to_dense(), compute_uv=False) ** 2
     variances = np.asarray(preconditioner.scales) ** 2
-    if isinstance(preconditioner, LowRank):  # a learner's scales are equal, so the eigenvectors are those of L L^T
+    if is_low_rank:
         variances[: preconditioner.eigenvalues.shape[0]] *= np.asarray(preconditioner.eigenvalues)
     return variances
 

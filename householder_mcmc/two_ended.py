@@ -96,7 +96,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 
     def absorb(state):
         number = state.count // block_size - 1
-        weight = jnp.asarray(forgetting / (number + forgetting), state.mean.dtype)
+        weight = forgetting / (number.astype(state.mean.dtype) + forgetting)
         new = jnp.moveaxis(state.block, 1, 0)  # (2, block_size, num_chains, d)
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
         new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
@@ -172,7 +172,7 @@ def _roots(matrix):
     """The symmetric square root of a positive definite matrix, and its inverse."""
     eigenvalues, eigenvectors = jnp.linalg.eigh(matrix)
     roots = jnp.sqrt(jnp.maximum(eigenvalues, jnp.finfo(matrix.dtype).eps * eigenvalues[-1]))
-    return dot(eigenvectors * roots, eigenvectors.T), dot(eigenvectors / roots, eigenvectors.T)
+    return dot(eigenvectors * roots[None], eigenvectors.T), dot(eigenvectors / roots[None], eigenvectors.T)
 
 
 def _whiten(preconditioner, scaled):

@@ -1,5 +1,6 @@
 """Adapt, then freeze: a BlackJAX `AdaptationAlgorithm`."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -51,8 +52,9 @@ def warmup(
     """Learn a preconditioner and a step size with `adaptive_mala`, and return them frozen.
 
     The last tenth of the steps keeps the map and adapts only the step size, and averages it. Before that the learner
-    starts anew whenever the log-density of a chain has risen by more than d + 10, as it does on the way from a far
-    start and not from one draw of the target to another.
+    starts anew whenever the log-density of a chain has risen as it does on the way from a far start, and hardly from
+    one draw to another: by more than d + 10, or, in the first half, where starting anew costs little,
+    min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities differ by d^(1/2), in standard deviation.)
 
     Parameters
     ----------
@@ -77,18 +79,19 @@ def warmup(
     """
     kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
 
-    def learn(carry, key):
+    def learn(carry, key, num_steps):
         state, level, pause, num_nonfinite, count = carry
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
-        state, level, pause = start_anew_after_a_climb(state, level, pause)
+        state, level, pause = start_anew_after_a_climb(state, level, pause, 2 * count < num_steps)
         return (state, level, pause, num_nonfinite + info.is_nonfinite.astype(jnp.int32), count + 1), keep(state, info)
 
-    def start_anew_after_a_climb(state, level, pause):
+    def start_anew_after_a_climb(state, level, pause, is_early):
         """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
         x, _ = adaptive_mala.good_draws(state.chains)
         logdensity = state.chains.logdensity
-        rise = logdensity - level
-        has_climbed = jnp.any(jnp.isfinite(rise) & (rise > x.shape[1] + 10))
+        rise, dim = logdensity - level, x.shape[1]
+        climb = 10 + jnp.where(is_early, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
+        has_climbed = jnp.any(jnp.isfinite(rise) & (rise > climb))
         pause = jnp.where(has_climbed, _PAUSE, jnp.maximum(pause - 1, 0))
         is_start = pause > 0
         state = state._replace(
@@ -117,7 +120,10 @@ def warmup(
         key_learn, key_final = jax.random.split(rng_key)
         zero = jnp.zeros((), jnp.int32)
         carry = state, state.chains.logdensity, zero, jnp.zeros(num_chains, jnp.int32), zero
-        carry, history = jax.lax.scan(lambda carry, _: learn(carry, key_learn), carry, length=num_steps - num_final)
+        num_learning = num_steps - num_final
+        carry, history = jax.lax.scan(
+            lambda carry, _: learn(carry, key_learn, num_learning), carry, length=num_learning
+        )
         state, _, _, num_nonfinite, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)

@@ -1,9 +1,13 @@
+import os
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import pytest
+# XLA's threads: two batched LAPACK calls at once can block a smaller pool for ever.
+os.environ.setdefault("NPROC", "8")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture(params=["float32", "float64"])

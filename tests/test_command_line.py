@@ -66,18 +66,19 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_demo_compares_two_schemes_and_draws(tmp_path, capsys):
+def test_demo_compares_schemes_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     results, picture = tmp_path / "results.json", tmp_path / "plot.png"
     assert command_line.main([*SMALL, "--json", str(results), "--plot", str(picture)]) == 0
     schemes = json.loads(results.read_text())["schemes"]
-    assert list(schemes) == ["diagonal", "eigen"]
+    assert list(schemes) == ["diagonal", "eigen", "two_ended"]
+    assert 0 <= schemes["two_ended"]["effective_rank"] <= 32
     for summary in schemes.values():
         assert {"min_ess_per_1000_gradients_with_warmup", "max_abs_z", "min_sd_ratio", "max_rhat"} < set(summary)
         assert len(summary["ess"]) == 501
     assert picture.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
-    assert "diagonal" in out and "eigen" in out and "max |z|" in out
+    assert "diagonal" in out and "eigen" in out and "max |z|" in out and "directions have a variance beyond" in out
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
 def test_bad_options(tmp_path, capsys):
     model = write(tmp_path, MODEL)
     pytest.importorskip("matplotlib")
-    assert command_line.main(["sample", model, "--rank", "6"]) == 2
+    assert command_line.main(["sample", model, "--scheme", "eigen", "--rank", "6"]) == 2
     assert "rank must be at most d = 5, got 6" in capsys.readouterr().err
     assert command_line.main(["sample", model, "--output", "draws.csv"]) == 2
     assert "must end in .nc or .npz" in capsys.readouterr().err
@@ -165,7 +166,7 @@ def test_a_model_may_import_its_neighbours_and_one_chain_has_no_rhat(tmp_path):
     results = tmp_path / "results.json"
     arguments = ["--chains", "1", "--warmup", "20", "--draws", "3", "--rank", "1", "--json", str(results)]
     assert command_line.main(["sample", model, *arguments, "--output", str(tmp_path / "draws.npz")]) == 0
-    assert json.loads(results.read_text())["schemes"]["eigen"]["max_rhat"] is None
+    assert json.loads(results.read_text())["schemes"]["two_ended"]["max_rhat"] is None
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -188,7 +189,7 @@ def test_summary_of_independent_draws():
     assert report.summarise(draws, 0.5, 0, 250, 3.0, 2.0)["max_rhat"] > 1.3
 
 
-@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "householder"])
+@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "low_rank_scaled", "householder"])
 def test_spectrum_is_that_of_the_covariance(name):
     rows = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 2)))[0].T.astype(np.float32)
     scales = jnp.arange(1.0, 5.0)
@@ -196,6 +197,7 @@ def test_spectrum_is_that_of_the_covariance(name):
         "diagonal": hm.Diagonal(scales),
         "dense": hm.Dense(jnp.asarray(np.random.default_rng(1).normal(size=(4, 4)), jnp.float32)),
         "low_rank": hm.LowRank(jnp.full(4, 0.5), jnp.asarray(rows), jnp.array([3.0, 9.0])),
+        "low_rank_scaled": hm.LowRank(scales, jnp.asarray(rows), jnp.array([3.0, 0.1])),
         "householder": hm.Householder(hm.reflections.compact(rows), scales),
     }[name]
     root = np.asarray(preconditioner.to_dense(), np.float64)

@@ -27,25 +27,28 @@ def condition(target, preconditioner):
 
 
 @pytest.mark.slow
-def test_a_far_start_does_no_harm():
-    """10^3 standard deviations (Mahalanobis) away, each chain in a random direction of its own, with averaged gains.
+@pytest.mark.parametrize("name", ["default", "averaged", "two_ended"])
+def test_a_far_start_does_no_harm(name):
+    """10^3 standard deviations (Mahalanobis) away: each chain in a random direction of its own, or all at one point.
 
-    Condition numbers from draws of the target and from afar: 1.6-1.8 and 1.7-2.3. What is not promised: with the
-    default gains they are 2.5-2.9 and 3.0-5.2; with all chains at one far point most runs end below twice those from
-    draws, but one ended at 150.
+    Condition numbers over four seeds, from draws, apart and from one point: default gains 2.5-2.9, 2.9-3.5, 3.1-4.0;
+    averaged 1.6-1.8, 1.7-2.1, 1.7-1.9; two_ended, which learns more from afar, 1.1-1.2, 1.0, 1.0.
     """
     target = wide_in_three_directions(100)
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(NUM_CHAINS, 100))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     away = 1000 * directions @ np.linalg.cholesky(target.covariance).T
-    warmup = hm.warmup(target.logdensity, hm.eigen(3, gains=hm.AVERAGED_GAINS), NUM_CHAINS)
+    scheme = hm.two_ended(8) if name == "two_ended" else hm.eigen(3, gains=GAINS[name])
+    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS)
+    starts = {"draws": target.sample(rng, NUM_CHAINS), "apart": target.mean + away}
+    starts["one point"] = np.tile(starts["apart"][0], (NUM_CHAINS, 1))
     conditions = {}
-    for name, positions in {"draws": target.sample(rng, NUM_CHAINS), "far": target.mean + away}.items():
+    for kind, positions in starts.items():
         (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), 5000)
-        conditions[name] = condition(target, parameters["inverse_mass_matrix"])
-        assert np.all(np.abs(info.acceptance_rate - 0.574) < 0.05), name
-    assert conditions["far"] < 2 * conditions["draws"], conditions
+        conditions[kind] = condition(target, parameters["inverse_mass_matrix"])
+        assert np.all(np.abs(info.acceptance_rate - 0.574) < 0.06), kind
+    assert max(conditions.values()) < 2 * conditions["draws"], conditions
 
 
 @pytest.mark.slow

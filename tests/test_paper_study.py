@@ -124,29 +124,39 @@ def test_unknown_experiment_is_refused(capsys):
     assert "gaussian1" in capsys.readouterr().err
 
 
-QUICK = ("logistic_code", "xy2", "xy_unwrapped")
-MINIATURES = [pytest.param("program", name, marks=[] if name in QUICK else pytest.mark.study) for name in PROGRAM] + [
-    pytest.param("text", "recovery", marks=pytest.mark.study)
-]
+# Of every experiment some learners run in CI, so that each learner runs in one; all of the dear ones do with -m study.
+IN_CI = {
+    ("program", "recovery"): ["eigen"],
+    ("program", "gaussian1"): ["dense", "diagonal_plus_LR", "exact"],
+    ("program", "gaussian1_long"): ["eigen"],
+    ("program", "gaussian2"): ["eigen", "pBaM"],
+    ("program", "logistic"): ["diagonal", "eigen_identity"],
+    ("program", "logistic_code"): ["none", "diagonal", "dense", "eigen", "eigen_identity"],
+    ("program", "xy2"): ["none"],
+    ("program", "xy"): ["dense", "pBaM"],
+    ("program", "xy_unwrapped"): ["diagonal", "dense"],
+    ("text", "recovery"): ["eigen"],
+}
+DEAR = ["dense", "eigen", "diagonal_plus_LR", "pBaM", "exact"]
+MINIATURES = [(*key, schemes) for key, schemes in IN_CI.items()]
+MINIATURES += [pytest.param(*key, DEAR, marks=pytest.mark.study) for key in IN_CI if "none" not in IN_CI[key]]
 
 
-def miniature(entry):
-    """A small dimension, few steps, and of the schemes the dearest; all of them where those are not among them."""
-    schemes = [scheme for scheme in entry.schemes if scheme in ("dense", "eigen", "diagonal_plus_LR", "pBaM", "exact")]
-    return entry._replace(
-        dims=(min(entry.dims[0], 40),), steps=entry.steps // 10, schemes=tuple(schemes or entry.schemes)
-    )
+def test_every_experiment_has_a_miniature():
+    assert {name for which, name in IN_CI if which == "program"} == set(PROGRAM)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which, name", MINIATURES)
-def test_miniature(which, name, tmp_path):
-    """Every number of a row is there, and figures and tables can be made of it."""
-    entry = miniature({"program": PROGRAM, "text": TEXT}[which][name])
+@pytest.mark.parametrize("which, name, schemes", MINIATURES)
+def test_miniature(which, name, schemes, tmp_path):
+    """Every number of a row is there, and figures and tables can be made of it. A small dimension, few steps."""
+    entry = {"program": PROGRAM, "text": TEXT}[which][name]
+    schemes = [scheme for scheme in entry.schemes if scheme in schemes]
+    entry = entry._replace(dims=(min(entry.dims[0], 40),), steps=entry.steps // 10, schemes=tuple(schemes))
     results.run(name, entry, 2, tmp_path, is_quick=True)
     table = results.load(tmp_path)
-    num_configurations = sum(len(variant.learners.keys() & set(entry.schemes)) for variant in entry.variants.values())
-    assert len(table) == 2 * num_configurations
+    num_configurations = sum(len(variant.learners.keys() & set(schemes)) for variant in entry.variants.values())
+    assert len(table) == 2 * num_configurations > 0
     measured = table[["medESS", "minESS", "seconds", "us_per_iter", "sigma_final", "bulkESS", "rhat", *entry.views]]
     assert np.isfinite(measured).all(axis=None) and (measured > 0).all(axis=None)
     assert table["acc_2nd_half"].between(0.05, 0.95).all()

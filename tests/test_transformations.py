@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from targets import skewed_logdensity
 
@@ -17,6 +18,7 @@ SCHEMES = {
     "eigen": lambda: hm.eigen(2),
     "eigen_isotropic": lambda: hm.eigen(2, "isotropic"),
     "eigen_averaged": lambda: hm.eigen(2, gains=hm.AVERAGED_GAINS, refresh_every=2),
+    "two_ended": lambda: hm.two_ended(2, block_size=2),
 }
 
 
@@ -45,19 +47,40 @@ def test_a_batch_of_warmups_under_jit_is_its_members(x64):
         chex.assert_trees_all_close(jax.tree.map(lambda leaf, i=i: leaf[i], batch), one, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "eigen_isotropic", "eigen_averaged"])
-def test_strict_promotion_and_no_leak_or_nan(name):
-    """Of dtypes and ranks, in a warm-up and in its frozen kernel, on a clean target."""
+@pytest.fixture
+def strict():
+    """No implicit promotion of dtypes or ranks, no leak of a tracer, no NaN."""
     with (
         jax.numpy_dtype_promotion("strict"),
         jax.numpy_rank_promotion("raise"),
         jax.debug_nans(True),
         jax.checking_leaks(),
     ):
-        (state, parameters), _ = warmup(name).run(jax.random.key(0), starts(), 20)
-        kernel = hm.mala(skewed_logdensity, **parameters)
-        jax.jit(jax.vmap(kernel.step))(jax.random.split(jax.random.key(1), NUM_CHAINS), state)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "eigen_isotropic", "eigen_averaged", "two_ended"])
+def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, strict):
+    (state, parameters), _ = warmup(name).run(jax.random.key(0), starts(), 20)
+    kernel = hm.mala(skewed_logdensity, **parameters)
+    jax.jit(jax.vmap(kernel.step))(jax.random.split(jax.random.key(1), NUM_CHAINS), state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
+def test_variational_fits_run_under_strict_checks(family, strict):
+    """With optax's SGD: its Adam itself promotes dtypes."""
+    optimisers = [hm.variational.reverse_kl(optax.sgd(1e-2))]
+    if family is hm.variational.LowRankGaussian:
+        optimisers.append(hm.variational.pbam())
+    for optimiser in optimisers:
+        initial = family.start(starts()[0], rank=2)
+        gaussian, _ = hm.variational.fit(optimiser, skewed_logdensity, initial, jax.random.key(0), num_steps=3)
+        gaussian.sample(jax.random.key(1), 4)
+        gaussian.to_preconditioner()
+        gaussian.score(starts()[0])
+        gaussian.kl_divergence(hm.variational.LowRankGaussian.start(starts()[0], rank=2))
 
 
 def assert_goes_on_from_a_file(step, state, path):

@@ -4,18 +4,11 @@ import argparse
 import multiprocessing
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-# One experiment a core. OpenBLAS's threads make a small Cholesky factor up to 50 times slower, and XLA's gain nothing
-# at these sizes. But its pool must be larger than the number of batched LAPACK calls that a program makes at once: each
-# blocks a thread until others have done its batch, and where none is left the program never returns.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-os.environ.setdefault("NPROC", "8")
-
-from benchmarks.paper import figures, results, tables  # noqa: E402
-from benchmarks.paper.experiments import experiments  # noqa: E402
+from benchmarks.paper import figures, results, tables
+from benchmarks.paper.experiments import experiments
 
 
 def main(arguments=None) -> None:
@@ -30,15 +23,24 @@ def main(arguments=None) -> None:
     unknown = set(options.only or ()) - set(entries)
     if unknown:
         parser.error(f"no experiment {', '.join(sorted(unknown))}; there are {', '.join(entries)}.")
+    names = options.only or list(entries)
     folder = options.out / ("quick" if options.quick else "") / options.settings
     folder.mkdir(parents=True, exist_ok=True)
 
     started = time.perf_counter()
+    dims = {name: results.load_experiment(name, options.settings, options.quick)[0].dims for name in names}
+    tasks = sorted(((dim, name) for name in names for dim in dims[name]), reverse=True)  # the dearest first
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        names = options.only or entries
-        runs = [pool.submit(results.run_by_name, name, options.settings, options.quick, folder) for name in names]
-        for each in runs:
-            each.result()
+        runs = {
+            pool.submit(results.run_by_name, name, options.settings, options.quick, dim): (name, dim)
+            for dim, name in tasks
+        }
+        parts = {}
+        for each in as_completed(runs):
+            name, dim = runs[each]
+            parts[name, dim] = each.result()
+            if all((name, dim) in parts for dim in dims[name]):
+                results.save(name, [parts[name, dim] for dim in dims[name]], folder)
     print(f"{time.perf_counter() - started:.0f} s")
     figures.draw(folder)
     page = options.out.parent / "RESULTS.md"

@@ -1,9 +1,11 @@
 """Results of the study as CSV files: one row per replicate, in the columns of the authors' `reference.csv`."""
 
+import itertools
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,27 +22,52 @@ _COLUMNS = (
 _NUM_RECOVERY = 3  # replicates whose distance along the run is kept
 
 
-def run_by_name(name: str, settings: str, is_quick: bool, folder: Path) -> None:
-    """`run` one of `experiments(settings)`; quick: its smallest dimension, 3 replicates, a fifth of the steps."""
-    experiment, num_replicates = experiments(settings)[name], NUM_REPLICATES
+class Part(NamedTuple):
+    """Rows of the results of one experiment in one dimension: what is measured, recovery along the run, and draws."""
+
+    measured: list[dict]
+    recovery: list[dict]
+    draws: list[dict]
+
+
+def load_experiment(name: str, settings: str, is_quick: bool) -> tuple[Experiment, int]:
+    """One of `experiments(settings)` and its replicates; quick: its smallest dimension, 3 replicates, a fifth of the
+    steps.
+    """
+    experiment = experiments(settings)[name]
     if is_quick:
-        experiment, num_replicates = experiment._replace(dims=experiment.dims[:1], steps=experiment.steps // 5), 3
-    run(name, experiment, num_replicates, folder, is_quick)
+        return experiment._replace(dims=experiment.dims[:1], steps=experiment.steps // 5), 3
+    return experiment, NUM_REPLICATES
+
+
+def run_by_name(name: str, settings: str, is_quick: bool, dim: int) -> Part:
+    """`run_dimension` for another process."""
+    return run_dimension(name, *load_experiment(name, settings, is_quick), dim, is_quick)
 
 
 def run(name: str, experiment: Experiment, num_replicates: int, folder: Path, is_quick: bool = False) -> None:
-    """Run an experiment; write `<name>.csv`, and `<name>_recovery.csv` or `<name>_draws.csv` where it has them."""
-    rows, recovery, draws = [], [], []
-    for dim in experiment.dims:
-        for labels, sampled, targets in _of_dimension(name, experiment, dim, num_replicates, is_quick):
-            measured = [labels | row for row in measure(experiment, dim, sampled, targets)]
-            rows += measured
-            _print(measured, sampled.timing)
-            if experiment.records_recovery:
-                recovery += _recovery_rows(labels, sampled.recovery)
-            if experiment.keeps_draws:
-                draws += _draw_rows(labels, sampled.draws[0])
-    _save(pd.DataFrame(rows).reindex(columns=_COLUMNS), folder / f"{name}.csv")
+    """Run an experiment in all its dimensions and save it."""
+    save(name, [run_dimension(name, experiment, num_replicates, dim, is_quick) for dim in experiment.dims], folder)
+
+
+def run_dimension(name: str, experiment: Experiment, num_replicates: int, dim: int, is_quick: bool = False) -> Part:
+    """Run all configurations in one dimension."""
+    part = Part([], [], [])
+    for labels, sampled, targets in _of_dimension(name, experiment, dim, num_replicates, is_quick):
+        measured = [labels | row for row in measure(experiment, dim, sampled, targets)]
+        part.measured.extend(measured)
+        _print(measured, sampled.timing)
+        if experiment.records_recovery:
+            part.recovery.extend(_recovery_rows(labels, sampled.recovery))
+        if experiment.keeps_draws:
+            part.draws.extend(_draw_rows(labels, sampled.draws[0]))
+    return part
+
+
+def save(name: str, parts: list[Part], folder: Path) -> None:
+    """Write `<name>.csv`, and `<name>_recovery.csv` or `<name>_draws.csv` where there are any."""
+    measured, recovery, draws = (list(itertools.chain(*rows)) for rows in zip(*parts, strict=True))
+    _save(pd.DataFrame(measured).reindex(columns=_COLUMNS), folder / f"{name}.csv")
     for suffix, table in (("recovery", recovery), ("draws", draws)):
         if table:
             _save(pd.DataFrame(table).drop(columns=["m", "blas", "reason"]), folder / f"{name}_{suffix}.csv")

@@ -38,7 +38,7 @@ def clean(samples, scores, mean: Array) -> Batch:
     check_size(samples.shape[0])
     is_finite = jnp.all(jnp.isfinite(samples) & jnp.isfinite(scores), axis=1)
     weights = is_finite.astype(mean.dtype) / jnp.maximum(jnp.sum(is_finite), 1).astype(mean.dtype)
-    return Batch(jnp.where(is_finite[:, None], samples, mean), jnp.where(is_finite[:, None], scores, 0), weights)
+    return Batch(jnp.where(is_finite[:, None], samples, mean[None]), jnp.where(is_finite[:, None], scores, 0), weights)
 
 
 def keep_if_usable(batch: Batch, updates, state, old_state):

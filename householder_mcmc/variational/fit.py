@@ -153,7 +153,7 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     num_finite = jnp.sum(is_finite)
 
     log_ratios = jnp.where(is_finite, logdensities - jax.vmap(params.log_density)(samples), 0)
-    info = VIInfo(jnp.sum(log_ratios) / num_finite, num_samples - num_finite)
+    info = VIInfo(jnp.sum(log_ratios) / num_finite.astype(log_ratios.dtype), num_samples - num_finite)
 
     scores = jax.tree.map(lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores)
     updates = jax.tree.map(jnp.zeros_like, params)

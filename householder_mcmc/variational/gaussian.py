@@ -48,7 +48,7 @@ class LowRankGaussian(NamedTuple):
         rank, dim = flat.factor.shape
         noise = jax.random.normal(rng_key, (num_samples, dim + rank), flat.mean.dtype)
         noise, latent = noise[:, :dim], noise[:, dim:]
-        return jax.vmap(unravel)(flat.mean + jnp.sqrt(flat.diagonal) * noise + dot(latent, flat.factor))
+        return jax.vmap(unravel)(flat.mean[None] + jnp.sqrt(flat.diagonal)[None] * noise + dot(latent, flat.factor))
 
     def log_density(self, position: ArrayLikeTree) -> Array:
         """Normalised log-density at one position."""
@@ -112,7 +112,9 @@ class LowRankScaleGaussian(NamedTuple):
         """Positions with a leading axis of length `num_samples`."""
         flat, unravel = ravel_mean(self)
         noise = jax.random.normal(rng_key, (num_samples, *flat.mean.shape), flat.mean.dtype)
-        return jax.vmap(unravel)(flat.mean + noise * flat.diagonal + dot(dot(noise, flat.factor.T), flat.factor))
+        return jax.vmap(unravel)(
+            flat.mean[None] + noise * flat.diagonal[None] + dot(dot(noise, flat.factor.T), flat.factor)
+        )
 
     def log_density(self, position: ArrayLikeTree) -> Array:
         """Normalised log-density at one position."""
@@ -141,13 +143,13 @@ class LowRankScaleGaussian(NamedTuple):
         solved = jax.vmap(lambda row: _split(root, row)[0] / root.scales)(self.factor)
         gram = dot(self.factor, self.factor.T)
         trace = jnp.sum(self.diagonal**2 * _inverse_diagonal(root))
-        trace = trace + 2 * jnp.sum(solved * self.factor * self.diagonal)
+        trace = trace + 2 * jnp.sum(solved * self.factor * self.diagonal[None])
         return _kl_divergence(self, target, trace + jnp.sum(gram * dot(solved, self.factor.T)))
 
     def to_preconditioner(self) -> LowRank:
         """A root of L L^T with min(2 rank, d) eigenvectors; it is L times a rotation."""
         check(self)
-        whitened = self.factor / self.diagonal
+        whitened = self.factor / self.diagonal[None]
         basis = jnp.linalg.qr(jnp.concatenate([self.factor, whitened]).T)[0]
         inner = jnp.eye(basis.shape[1], dtype=basis.dtype) + dot(dot(whitened, basis).T, dot(self.factor, basis))
         directions, singular_values, _ = jnp.linalg.svd(inner)
@@ -200,7 +202,7 @@ class _Root(NamedTuple):
 
 def _factorise(diagonal, factor):
     scales = jnp.sqrt(diagonal)
-    loadings = factor / scales
+    loadings = factor / scales[None]
     gram = jnp.eye(factor.shape[0], dtype=factor.dtype) + dot(loadings, loadings.T)
     return _Root(scales, loadings, jnp.linalg.cholesky(gram))
 
@@ -248,8 +250,9 @@ def _start(family, position, rank):
     mean = ravel_pytree(position)[0]
     dim = mean.shape[0]
     _check_rank(rank, dim)
-    phases = (jnp.arange(rank)[:, None] + 0.5) * (jnp.arange(dim) + 0.5)
+    order, index = jnp.arange(rank, dtype=mean.dtype)[:, None], jnp.arange(dim, dtype=mean.dtype)[None]
+    phases = (order + 0.5) * (index + 0.5)
     rows = math.sqrt(2 / dim) * jnp.cos(phases * (math.pi / dim))
-    params = family(position, jnp.ones_like(mean), (0.1 * rows).astype(mean.dtype))
+    params = family(position, jnp.ones_like(mean), 0.1 * rows)
     check(params)
     return params

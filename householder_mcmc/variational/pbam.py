@@ -99,15 +99,16 @@ def batch_and_match(params: LowRankGaussian, batch: Batch, regularisation: Array
     roots = jnp.sqrt(regularisation * weights)[:, None]
     mean_sample, mean_score = dot(weights, samples), dot(weights, scores)
 
-    spread = jnp.concatenate([factor, roots * (samples - mean_sample), shrinkage * (mean - mean_sample)[None]]) / scales
-    slopes = jnp.concatenate([roots * (scores - mean_score), shrinkage * mean_score[None]]) * scales
+    apart, slopes = roots * (samples - mean_sample[None]), roots * (scores - mean_score[None])
+    spread = jnp.concatenate([factor, apart, shrinkage * (mean - mean_sample)[None]]) / scales[None]
+    slopes = jnp.concatenate([slopes, shrinkage * mean_score[None]]) * scales[None]
 
     basis = jnp.linalg.qr(jnp.concatenate([spread, slopes]).T)[0].T
     identity = jnp.eye(basis.shape[0], dtype=basis.dtype)
     root = jnp.linalg.qr(jnp.concatenate([dot(spread, basis.T), identity]), mode="r").T  # A
     _, singular_values, directions = jnp.linalg.svd(dot(dot(slopes, basis.T), root), full_matrices=False)
     stretch = 1 / jnp.sqrt(0.5 + jnp.sqrt(singular_values**2 + 0.25)) - 1
-    directions, singular_values, _ = jnp.linalg.svd(root + dot(dot(root, directions.T) * stretch, directions))
+    directions, singular_values, _ = jnp.linalg.svd(root + dot(dot(root, directions.T) * stretch[None], directions))
 
     covariance = LowRank(scales, dot(directions.T, basis), singular_values**2)
     ahead = mean_sample + scales * _whitened_product(covariance, (scales * mean_score)[None])[0]
@@ -137,7 +138,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
 
     def step(carry):
         diagonal, factor, _, num_steps = carry
-        loadings = factor / diagonal
+        loadings = factor / diagonal[None]
         cholesky = jnp.linalg.cholesky(identity + dot(loadings, factor.T))
         posterior = cho_solve((cholesky, True), loadings)
         cross = _whitened_product(covariance, posterior)
@@ -145,7 +146,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
         change = cho_solve((jnp.linalg.cholesky(second), True), cross) - factor
         ratio = jnp.maximum(variances - jnp.sum((factor + change) * cross, axis=0), floor) / diagonal
         # what EM's bound on the divergence falls by, as a sum of terms that are not negative
-        gain = 0.5 * (jnp.sum(ratio - 1 - jnp.log(ratio)) + jnp.sum(dot(second, change) * change / diagonal))
+        gain = 0.5 * (jnp.sum(ratio - 1 - jnp.log(ratio)) + jnp.sum(dot(second, change) * change / diagonal[None]))
         diagonal = jnp.maximum(diagonal * ratio**_RELAXATION, floor)
         return diagonal, factor + _RELAXATION * change, gain, num_steps + 1
 
@@ -157,13 +158,13 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
     factor = jnp.sqrt(jnp.maximum(eigenvalues[:rank] - 1, 0))[:, None] * eigenvectors[:rank]
     start = diagonal, factor, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
     diagonal, factor, _, num_steps = lax.while_loop(goes_on, step, start)
-    return diagonal * covariance.scales**2, factor * covariance.scales, num_steps
+    return diagonal * covariance.scales**2, factor * covariance.scales[None], num_steps
 
 
 def _whitened_product(covariance, rows):
     """rows (n, d) times L L^T, with the rows and columns of L L^T divided by the scales."""
     _, eigenvectors, eigenvalues = covariance
-    return rows + dot(dot(rows, eigenvectors.T) * (eigenvalues - 1), eigenvectors)
+    return rows + dot(dot(rows, eigenvectors.T) * (eigenvalues - 1)[None], eigenvectors)
 
 
 def _align(factor, target):

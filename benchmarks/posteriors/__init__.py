@@ -1,0 +1,3 @@
+"""Samplers at about equal numbers of gradients, warm-up included, on the paper's targets and on real posteriors."""
+
+import benchmarks.environment  # noqa: F401

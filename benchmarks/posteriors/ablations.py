@@ -1,0 +1,139 @@
+"""What each part and each setting of `hm.two_ended` does, and of `refresh_every` in `hm.eigen`: one change at a time.
+
+    python -m benchmarks.posteriors.ablations [--seeds N] [--out FOLDER]
+
+Frozen MALA in double precision after a warm-up of 2000 steps of 4 chains (unless varied), 5000 draws a chain; bulk ESS
+per 1000 gradients of sampling, smallest and median over the parameters; medians over the seeds. Writes
+`ablations.csv` and `ablations.md`.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pandas as pd
+
+import householder_mcmc as hm
+from benchmarks.posteriors import problems
+from benchmarks.posteriors.methods import Budget, mala
+from benchmarks.posteriors.results import judge
+
+RANK, NUM_DRAWS = 32, 5000
+TARGETS = ("first Gaussian, d = 100", "second Gaussian, d = 100", "breast cancer, d = 31")
+
+
+class Change(NamedTuple):
+    """scheme: () -> `hm.Scheme`. is_scaled: whether two_ended has its scales."""
+
+    scheme: Callable
+    num_warmup: int = 2000
+    num_chains: int = 4
+    is_scaled: bool = True
+
+
+def keeping(which: Callable) -> Callable:
+    """two_ended with only the eigenvalues in its map that `which` says; the others are 1."""
+
+    def scheme():
+        learner = hm.two_ended(RANK)
+
+        def preconditioner(state):
+            learnt = learner.preconditioner(state)
+            return learnt._replace(eigenvalues=jnp.where(which(learnt.eigenvalues), learnt.eigenvalues, 1))
+
+        return learner._replace(preconditioner=preconditioner)
+
+    return scheme
+
+
+def with_settings(**settings) -> Callable:
+    return lambda: hm.two_ended(**({"rank": RANK} | settings))
+
+
+def refreshed(gains: hm.Gains, every: int) -> Callable:
+    return lambda: hm.eigen(3, gains=gains, refresh_every=every)
+
+
+CHANGES = {
+    "two_ended as it is": Change(with_settings()),
+    "only wide directions": Change(keeping(lambda eigenvalues: eigenvalues > 1)),
+    "only narrow directions": Change(keeping(lambda eigenvalues: eigenvalues < 1)),
+    "only the scales": Change(keeping(lambda eigenvalues: eigenvalues < 0)),
+    "no scales": Change(with_settings(), is_scaled=False),
+    **{f"forgetting {c}": Change(with_settings(forgetting=float(c))) for c in (1, 10, 30)},
+    **{f"block_size {size}": Change(with_settings(block_size=size)) for size in (2, 5, 40)},
+    **{f"rank {rank}": Change(with_settings(rank=rank)) for rank in (3, 8, 64)},
+    **{f"{num} chains": Change(with_settings(), num_chains=num) for num in (2, 16)},
+    **{f"{num} warm-up steps": Change(with_settings(), num_warmup=num) for num in (500, 1000, 5000, 10_000)},
+}
+REFRESH = {
+    f"eigen(3), {name} gains, refresh_every {every}": Change(refreshed(gains, every), num_warmup=5000)
+    for name, gains in {"default": hm.DEFAULT_GAINS, "averaged": hm.AVERAGED_GAINS}.items()
+    for every in (1, 10, 100)
+}
+
+
+def without_scales():
+    """A context in which `two_ended` leaves every coordinate's scale at 1."""
+    module = import_module("householder_mcmc.two_ended")
+    return mock.patch.object(module, "_scales", lambda variances, old: jnp.ones_like(old))
+
+
+def run(target: str, name: str, seed: int) -> dict:
+    """One row of results."""
+    change = (CHANGES | REFRESH)[name]
+    num_chains, scheme = change.num_chains, change.scheme()
+    budget = Budget(num_chains * (change.num_warmup + NUM_DRAWS), warmup_mala=change.num_warmup)
+    with jax.enable_x64(True), contextlib.nullcontext() if change.is_scaled else without_scales():
+        problem = problems.PROBLEMS[target]()
+        starts = problem.starts(seed, num_chains)
+        sample = mala(lambda dim: scheme)(problem.logdensity, starts, jax.random.key(seed), budget)
+        row = judge(problem, sample._replace(num_gradients=num_chains * NUM_DRAWS))
+    print(f"{target} | {name} | {row['min_ess']:.3g} / {row['median_ess']:.3g}", flush=True)
+    return {"target": target, "change": name, "seed": seed} | row
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Markdown: one row a change, one column a target; in brackets what does not count."""
+    targets = list(dict.fromkeys(rows["target"]))
+    lines = ["| | " + " | ".join(targets) + " |", "|" + "---|" * (len(targets) + 1)]
+    for change, of_change in rows.groupby("change", sort=False):
+        cells = []
+        for target in targets:
+            chosen = of_change[of_change["target"] == target]
+            middle = chosen[["min_ess", "median_ess"]].median()
+            cell = f"{middle['min_ess']:.3g} / {middle['median_ess']:.3g}" if len(chosen) else ""
+            cells.append(cell if chosen["counts"].astype(float).median() > 0.5 or not cell else f"({cell})")
+        lines.append(f"| {change} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments=None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.posteriors.ablations", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="folder of the results")
+    options = parser.parse_args(arguments)
+    tasks = [(target, name) for name in CHANGES for target in TARGETS]
+    tasks += [(TARGETS[0], name) for name in REFRESH]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(run, *task, seed) for task in tasks for seed in range(options.seeds)]
+        rows = pd.DataFrame([each.result() for each in runs])
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows.to_csv(options.out / "ablations.csv", index=False, float_format="%.4g")
+    (options.out / "ablations.md").write_text(table(rows) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Samplers with their warm-ups: a method is one entry of `METHODS`.
+
+A method is a function (logdensity, starts (num_chains, d), key, budget) -> `Sample` that uses about
+`budget.num_gradients` gradients of the log-density, all chains and the warm-up together.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import blackjax
+import jax
+import numpy as np
+
+import householder_mcmc as hm
+from benchmarks import metric_core
+
+RANK = 32
+_BLOCK = 100  # draws of NUTS between counts of its gradients
+
+
+class Budget(NamedTuple):
+    """num_gradients: of all chains. warmup_mala: steps. warmup_nuts: draws; step_size: draws after our warm-up, for
+    NUTS's step size. fewest_draws: of NUTS, after either. tuning_mclmc: its phases take tenths of that.
+    """
+
+    num_gradients: int = 100_000
+    warmup_mala: int = 5000
+    warmup_nuts: int = 500
+    step_size: int = 150
+    fewest_draws: int = 300
+    tuning_mclmc: int = 5000
+
+
+class Sample(NamedTuple):
+    """draws (num_draws, num_chains, d), without the warm-up. num_gradients: with it. seconds: of sampling alone.
+
+    MALA's chains run side by side, those of the others one after another.
+    """
+
+    draws: np.ndarray
+    num_gradients: int
+    seconds: float
+
+
+def _thinning(dim):
+    """Steps of which one is kept, where a step is one gradient."""
+    return max(1, dim // 250)
+
+
+def _timed(function, *args):
+    compiled = jax.jit(function).lower(*args).compile()
+    started = time.perf_counter()
+    result = np.asarray(compiled(*args))
+    return result, time.perf_counter() - started
+
+
+def _collect(step, state, key, num_steps, thinning):
+    """Every `thinning`-th position of a chain, or of chains."""
+
+    def one_draw(carry, key):
+        state, _ = jax.lax.scan(lambda state, key: (step(key, state), None), carry, jax.random.split(key, thinning))
+        return state, state.position
+
+    return jax.lax.scan(one_draw, state, jax.random.split(key, num_steps // thinning))[1]
+
+
+def mala(scheme: Callable) -> Callable:
+    """Our warm-up, then frozen MALA. scheme: d -> `hm.Scheme`."""
+
+    def run(logdensity, starts, key, budget):
+        num_chains, dim = starts.shape
+        num_steps = budget.num_gradients // num_chains - budget.warmup_mala
+        key_warmup, key = jax.random.split(key)
+        warmup = hm.warmup(logdensity, scheme(dim), num_chains)
+        (state, parameters), _ = warmup.run(key_warmup, starts, budget.warmup_mala)
+
+        def sample(key, state, parameters):
+            step = jax.vmap(hm.mala(logdensity, **parameters).step)
+
+            def all_chains(key, state):
+                return step(jax.random.split(key, num_chains), state)[0]
+
+            return _collect(all_chains, state, key, num_steps, _thinning(dim))
+
+        draws, seconds = _timed(sample, key, state, parameters)
+        return Sample(draws, budget.num_gradients, seconds)
+
+    return run
+
+
+def nuts(adapt: Callable) -> Callable:
+    """BlackJAX's NUTS, in blocks of draws until the gradients are used up.
+
+    adapt: (logdensity, starts, key, budget) -> states, parameters, both with a leading chain axis, and gradients used.
+    """
+
+    def run(logdensity, starts, key, budget):
+        key_warmup, key = jax.random.split(key)
+        state, parameters, total = adapt(logdensity, starts, key_warmup, budget)
+
+        def sample(key, state, parameters):
+            def one_chain(args):
+                key, state, parameters = args
+                kernel = blackjax.nuts(logdensity, **parameters)
+
+                def one_step(state, key):
+                    state, info = kernel.step(key, state)
+                    return state, (state.position, info.num_integration_steps)
+
+                state, (draws, steps) = jax.lax.scan(one_step, state, jax.random.split(key, _BLOCK))
+                return state, draws, steps.sum()
+
+            return jax.lax.map(one_chain, (jax.random.split(key, len(starts)), state, parameters))
+
+        compiled, blocks = jax.jit(sample).lower(key, state, parameters).compile(), []
+        started = time.perf_counter()
+        while total < budget.num_gradients or len(blocks) * _BLOCK < budget.fewest_draws:
+            key, key_block = jax.random.split(key)
+            state, draws, num_gradients = compiled(key_block, state, parameters)
+            blocks.append(np.asarray(draws))
+            total += int(num_gradients.sum())
+        seconds = time.perf_counter() - started
+        return Sample(np.moveaxis(np.concatenate(blocks, axis=1), 0, 1), total, seconds)
+
+    return run
+
+
+def each_chain(build: Callable) -> Callable:
+    """A BlackJAX warm-up of every chain by itself. build: (logdensity, d) -> (warm-up, info -> gradients used)."""
+
+    def adapt(logdensity, starts, key, budget):
+        warmup, count = build(logdensity, starts.shape[1])
+
+        @jax.jit
+        def run(keys, starts):
+            def one_chain(args):
+                (state, parameters), info = warmup.run(*args, budget.warmup_nuts)
+                return state, parameters, count(info)
+
+            return jax.lax.map(one_chain, (keys, starts))
+
+        state, parameters, num_gradients = run(jax.random.split(key, len(starts)), starts)
+        return state, parameters, int(num_gradients.sum())
+
+    return adapt
+
+
+def _staged(metric):
+    return each_chain(lambda logdensity, dim: metric_core.staged(metric, logdensity))
+
+
+def together(scheme: hm.Scheme) -> Callable:
+    """Our warm-up of all chains together; then BlackJAX's, with the map that was learnt, for NUTS's step size."""
+
+    def adapt(logdensity, starts, key, budget):
+        key_map, key_step_size = jax.random.split(key)
+        warmup = hm.warmup(logdensity, scheme, len(starts))
+        (state, parameters), _ = warmup.run(key_map, starts, budget.warmup_mala)
+        metric = hm.metric_core(hm.fixed(parameters["inverse_mass_matrix"]))
+        for_step_size = budget._replace(warmup_nuts=budget.step_size)
+        *adapted, num_gradients = _staged(metric)(logdensity, state.position, key_step_size, for_step_size)
+        return *adapted, num_gradients + len(starts) * budget.warmup_mala
+
+    return adapt
+
+
+def mclmc(logdensity, starts, key, budget):
+    """BlackJAX's unadjusted microcanonical sampler, each chain tuned by itself; two gradients a step."""
+    num_chains, dim = starts.shape
+    key_tune, key = jax.random.split(key)
+
+    @jax.jit
+    def tune(keys, starts):
+        def one_chain(args):
+            key_init, key_tune = jax.random.split(args[0])
+            state = blackjax.mcmc.mclmc.init(position=args[1], logdensity_fn=logdensity, rng_key=key_init)
+            return blackjax.mclmc_find_L_and_step_size(
+                mclmc_kernel=blackjax.mcmc.mclmc.build_kernel(),
+                num_steps=budget.tuning_mclmc,
+                state=state,
+                rng_key=key_tune,
+                logdensity_fn=logdensity,
+            )
+
+        return jax.lax.map(one_chain, (keys, starts))
+
+    state, parameters, num_tuning = tune(jax.random.split(key_tune, num_chains), starts)
+    num_tuning = int(num_tuning[0])
+    num_steps = budget.num_gradients // (2 * num_chains) - num_tuning
+
+    def sample(keys, state, parameters):
+        def one_chain(args):
+            key, state, parameters = args
+            kernel = blackjax.mclmc(logdensity, **parameters._asdict())
+            return _collect(lambda key, state: kernel.step(key, state)[0], state, key, num_steps, _thinning(dim))
+
+        return jax.lax.map(one_chain, (keys, state, parameters))
+
+    draws, seconds = _timed(sample, jax.random.split(key, num_chains), state, parameters)
+    return Sample(np.moveaxis(draws, 0, 1), 2 * num_chains * (num_tuning + num_steps), seconds)
+
+
+def nutpie(logdensity, starts, key, budget):
+    """nutpie with its low-rank mass matrix, one chain after another; seconds include its calls of Python."""
+    import nutpie as package
+
+    dim = starts.shape[1]
+    value_and_grad = jax.jit(jax.value_and_grad(logdensity))
+    handed_out = itertools.count()
+
+    def logp(x):
+        with jax.enable_x64(True):  # the setting is a thread's own, and nutpie calls from its own
+            value, gradient = value_and_grad(x)
+        return float(value), np.asarray(gradient)
+
+    def initial_point(seed):
+        return np.asarray(starts[next(handed_out) % len(starts)])
+
+    model = package.compiled_pyfunc.from_pyfunc(
+        dim,
+        lambda: logp,
+        lambda *seeds: lambda x: {"x": np.asarray(x)},
+        [np.dtype("float64")],
+        [(dim,)],
+        ["x"],
+        make_initial_point_fn=initial_point,
+    )
+    seed = int(jax.random.randint(key, (), 0, 2**30))
+
+    def sample(num_draws):
+        trace = package.sample(
+            model,
+            draws=num_draws,
+            tune=budget.warmup_nuts,
+            chains=len(starts),
+            cores=1,
+            seed=seed,
+            low_rank_modified_mass_matrix=True,
+            progress_bar=False,
+            save_warmup=True,
+        )
+        steps = [int(stats.n_steps.sum()) for stats in (trace.warmup_sample_stats, trace.sample_stats)]
+        return trace, np.array(steps)
+
+    _, steps = sample(budget.fewest_draws)
+    num_draws = int(budget.fewest_draws * (budget.num_gradients - steps[0]) / steps[1])
+    started = time.perf_counter()
+    trace, steps = sample(max(num_draws, budget.fewest_draws))
+    seconds = (time.perf_counter() - started) * steps[1] / steps.sum()
+    return Sample(np.swapaxes(trace.posterior["x"].to_numpy(), 0, 1), int(steps.sum()), seconds)
+
+
+METHODS = {
+    "MALA, two_ended": mala(lambda dim: hm.two_ended(RANK)),
+    "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim), gains=hm.AVERAGED_GAINS)),
+    "MALA, diagonal": mala(lambda dim: hm.diagonal()),
+    "NUTS, two_ended": nuts(together(hm.two_ended(RANK))),
+    "NUTS, two_ended in each chain": nuts(_staged(hm.metric_core(hm.two_ended(RANK)))),
+    "NUTS, BlackJAX low rank": nuts(
+        each_chain(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity))
+    ),
+    "NUTS, BlackJAX dense": nuts(_staged("welford_dense")),
+    "NUTS, BlackJAX diagonal": nuts(_staged("welford_diag")),
+    "NUTS, nutpie low rank": nutpie,
+    "MCLMC, BlackJAX": mclmc,
+}
+OURS = tuple(name for name in METHODS if "two_ended" in name)

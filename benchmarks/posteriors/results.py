@@ -1,0 +1,99 @@
+"""What a sample is worth, and tables of it."""
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.posteriors.methods import OURS, Sample
+from benchmarks.posteriors.problems import Problem
+from householder_mcmc import report
+
+# Where an ESS counts. In a thousand dimensions an ESS of squares of 400 is needed for the noise to stay within.
+EXPLORED, LARGEST_RHAT = (0.8, 1.25), 1.05
+_MEASURED = (
+    "min_ess median_ess min_ess_of_squares worst_per_second max_rhat min_explored max_explored max_error"
+).split()
+
+
+def judge(problem: Problem, sample: Sample) -> dict:
+    """One row of results: NaN, and `counts` False, where a draw is not finite."""
+    x = np.moveaxis(np.asarray(problem.statistics(sample.draws)), 0, 1)
+    row = {"num_gradients": sample.num_gradients, "seconds": sample.seconds} | dict.fromkeys(_MEASURED, np.nan)
+    if not np.isfinite(x).all():
+        return row | {"counts": False}
+    ess, _, rhat = report.ess_and_rhat(x)
+    ess_of_squares, _, _ = report.ess_and_rhat((x - x.mean(axis=(0, 1))) ** 2)
+    explored = x.var(axis=(0, 1)) / problem.variances
+    errors = (x.mean(axis=(0, 1)) - problem.means) / np.sqrt(problem.variances)
+    per_gradient = 1e3 / sample.num_gradients
+    is_explored = EXPLORED[0] < explored.min() and explored.max() < EXPLORED[1]
+    return row | {
+        "min_ess": per_gradient * ess.min(),
+        "median_ess": per_gradient * np.median(ess),
+        "min_ess_of_squares": per_gradient * ess_of_squares.min(),
+        "worst_per_second": min(ess.min(), ess_of_squares.min()) / sample.seconds,
+        "max_rhat": rhat.max(),
+        "min_explored": explored.min(),
+        "max_explored": explored.max(),
+        "max_error": np.abs(errors).max(),
+        "counts": bool(is_explored and rhat.max() < LARGEST_RHAT),
+    }
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """Medians over the seeds by target and method; an ESS counts if it does for more than half of them.
+
+    worst: the smaller of the smallest ESS of x and of (x - mean)^2, per 1000 gradients; 0 for a seed that does not
+    count.
+    """
+    counts = rows["counts"].astype(bool)
+    worst = rows[["min_ess", "min_ess_of_squares"]].min(axis=1).where(counts, 0.0)
+    rows = rows.assign(counts=counts.astype(float), worst=worst)
+    medians = rows.groupby(["target", "method"], sort=False).median(numeric_only=True).reset_index()
+    return medians.assign(counts=medians["counts"] > 0.5)
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Markdown: one row a target and a method."""
+    lines = [
+        "| target | method | ESS of x, min / median | of squares, min | worse of both, per second | explored | R-hat "
+        "| largest error, sd | gradients |",
+        "|" + "---|" * 9,
+    ]
+    for row in summarise(rows).itertuples():
+        if np.isnan(row.min_ess):
+            lines.append(f"| {row.target} | {row.method} | not finite | | | | | | |")
+            continue
+        mark = "" if row.counts else " (does not count)"
+        lines.append(
+            f"| {row.target} | {row.method} | {row.min_ess:.3g} / {row.median_ess:.3g}{mark} "
+            f"| {row.min_ess_of_squares:.3g} | {row.worst_per_second:.3g} "
+            f"| {row.min_explored:.2f}-{row.max_explored:.2f} | {row.max_rhat:.2f} | {row.max_error:.2f} "
+            f"| {row.num_gradients:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def verdicts(rows: pd.DataFrame) -> str:
+    """Markdown: by target, the worse of x and x^2 of our best method and of the best other one."""
+    lines = [
+        "| target | ours, best | others, best | ratio | MALA, two_ended / MALA, diagonal (min ESS of x) |",
+        "|" + "---|" * 5,
+    ]
+    for target, of_target in summarise(rows).groupby("target", sort=False):
+        of_target = of_target.set_index("method")
+        is_ours = of_target.index.isin(OURS)
+        ours, others = (_best(of_target[chosen]) for chosen in (is_ours, ~is_ours))
+        ratio = f"{ours[1] / others[1]:.2f}" if others[1] > 0 else "-"
+        pair = of_target.reindex(["MALA, two_ended", "MALA, diagonal"])
+        beside = pair["min_ess"].iloc[0] / pair["min_ess"].iloc[1] if pair["counts"].eq(True).all() else np.nan
+        cells = [f"{value:.3g} ({name})" if name else "none counts" for name, value in (ours, others)]
+        lines.append(
+            f"| {target} | {cells[0]} | {cells[1]} | {ratio} | {'-' if np.isnan(beside) else f'{beside:.2f}'} |"
+        )
+    return "\n".join(lines)
+
+
+def _best(methods):
+    if not len(methods) or methods["worst"].max() == 0:
+        return "", 0.0
+    return methods["worst"].idxmax(), methods["worst"].max()
