@@ -140,7 +140,7 @@ def test_tables_count_only_what_explored():
             ("NUTS, BlackJAX dense", 8.0, False),
         ]
     )
-    assert list(results.worst(rows)) == [4.0, 2.0, 0.0]
+    assert list(results.summarise(rows)["worst"]) == [4.0, 2.0, 0.0]
     assert "4 (MALA, two_ended) | 2 (MALA, diagonal) | 2.00 | 2.00" in results.verdicts(rows)
     assert results.table(rows).count("does not count") == 1
 

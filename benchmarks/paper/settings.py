@@ -101,7 +101,8 @@ def starting_with(scheme: hm.Scheme, **parts) -> hm.Scheme:
 def with_repair(scheme: hm.Scheme, amount: float) -> hm.Scheme:
     """`dense` where a covariance that has lost positive definiteness to rounding gains `amount` times the identity."""
 
-    def update_fn(state, positions):
+    def update_fn(state, positions, scores=None):
+        del scores
         state = scheme.update(state, positions)
         is_definite = jnp.all(jnp.isfinite(jnp.linalg.cholesky(state.second)))
         repair = jnp.where(is_definite, 0, amount).astype(state.second.dtype)
@@ -113,7 +114,8 @@ def with_repair(scheme: hm.Scheme, amount: float) -> hm.Scheme:
 def with_wrapped_mean(scheme: hm.Scheme, increment: Callable, gains: hm.Gains) -> hm.Scheme:
     """`diagonal` or `dense` with the running mean taken modulo 2 pi, while the states are not."""
 
-    def update_fn(state, positions):
+    def update_fn(state, positions, scores=None):
+        del scores
         gain = gains.moments(state.count)
         mean = jnp.mod(state.mean + gain * (jnp.mean(positions, axis=0) - state.mean), 2 * jnp.pi)
         second = state.second + gain * (increment(positions - mean) - state.second)

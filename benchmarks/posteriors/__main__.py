@@ -14,45 +14,14 @@ sampling alone, on one core that others share. Left out are a dense metric from 
 import argparse
 import multiprocessing
 import os
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import jax
 import pandas as pd
 
-from benchmarks.posteriors import results
-from benchmarks.posteriors.methods import METHODS, Budget
+from benchmarks.posteriors import results, study
+from benchmarks.posteriors.methods import METHODS
 from benchmarks.posteriors.problems import PROBLEMS
-
-# At d of 1000 and more a dense metric costs more than the rest of the step. On the Gaussians there NUTS takes up to a
-# thousand gradients a draw until its map is learnt, so a warm-up of each chain alone takes hours.
-NUM_CHAINS = 4
-LEFT_OUT = {(target, "NUTS, BlackJAX dense") for target in PROBLEMS if target.endswith(("d = 1000", "d = 2519"))} | {
-    (target, method)
-    for target in PROBLEMS
-    if target.endswith("d = 1000")
-    for method in ("NUTS, BlackJAX diagonal", "NUTS, two_ended in each chain")
-}
-
-
-def run(target: str, methods: list[str], num_seeds: int) -> list[dict]:
-    """All methods on one target."""
-    rows = []
-    with jax.enable_x64(True):
-        problem = PROBLEMS[target]()
-        for method in methods:
-            if (target, method) in LEFT_OUT:
-                continue
-            for seed in range(num_seeds):
-                started = time.perf_counter()
-                sample = METHODS[method](
-                    problem.logdensity, problem.starts(seed, NUM_CHAINS), jax.random.key(seed), Budget()
-                )
-                rows.append({"target": target, "method": method, "seed": seed} | results.judge(problem, sample))
-                numbers = " ".join(f"{name} {v:.3g}" for name, v in rows[-1].items() if isinstance(v, float))
-                print(f"{target} | {method} | {numbers} | {time.perf_counter() - started:.0f} s", flush=True)
-    return rows
 
 
 def main(arguments=None) -> None:
@@ -69,7 +38,7 @@ def main(arguments=None) -> None:
     names, methods = options.only or list(PROBLEMS), options.methods or list(METHODS)
     options.out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        runs = {pool.submit(run, name, methods, options.seeds): name for name in names}
+        runs = {pool.submit(study.run, name, methods, options.seeds): name for name in names}
         rows = {}
         for each in as_completed(runs):
             rows[runs[each]] = each.result()
