@@ -133,9 +133,9 @@ def test_command_line_prints_warnings(tmp_path, capsys, distance):
     model.write_text(MODEL.format(distance=distance))
     arguments = ["sample", str(model), "--warmup", "1000", "--draws", "2000", "--json", str(results)]
     assert command_line.main([*arguments, "--output", str(tmp_path / "draws.npz")]) == 0
-    summary = json.loads(results.read_text())["schemes"]["eigen"]
+    summary = json.loads(results.read_text())["schemes"]["two_ended"]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
-    assert printed == [f"WARNING (eigen): {text}" for text in summary["warnings"]]
+    assert printed == [f"WARNING (two_ended): {text}" for text in summary["warnings"]]
     if distance == 0:
         assert not printed
     else:
