@@ -8,9 +8,9 @@ from benchmarks.posteriors import results
 from benchmarks.posteriors.methods import METHODS, Budget
 from benchmarks.posteriors.problems import PROBLEMS
 
+NUM_CHAINS = 4
 # At d of 1000 and more a dense metric costs more than the rest of the step. On the Gaussians there NUTS takes up to a
 # thousand gradients a draw until its map is learnt, so a warm-up of each chain alone takes hours.
-NUM_CHAINS = 4
 LEFT_OUT = {(target, "NUTS, BlackJAX dense") for target in PROBLEMS if target.endswith(("d = 1000", "d = 2519"))} | {
     (target, method)
     for target in PROBLEMS
