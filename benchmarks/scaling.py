@@ -222,8 +222,10 @@ def _blackjax_mala(dim, chains):
 
 
 def _mala(dim, rank, chains):
+    kernel = hm.mala.build_kernel()
+
     def transition(key, state, preconditioner):
-        return step_chains(key, state, _constant, 0.1, preconditioner)[0]
+        return step_chains(kernel, key, state, _constant, 0.1, preconditioner)[0]
 
     preconditioner = hm.Householder(reflections.compact(_eigenvectors(dim, rank)), jnp.ones(dim))
     return *_keyed(transition, _start(dim, chains, hm.mala.init)), preconditioner

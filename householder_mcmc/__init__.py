@@ -3,6 +3,7 @@
 from blackjax import GenerateSamplingAPI as _SamplingAPI
 
 from householder_mcmc import adaptive_mala as _adaptive_mala
+from householder_mcmc import hmc as _hmc
 from householder_mcmc import mala as _mala
 from householder_mcmc import online_pca as online_pca
 from householder_mcmc import reflections as reflections
@@ -35,4 +36,5 @@ from householder_mcmc.warmup import warmup as warmup
 __version__ = "0.1.0"
 
 mala = _SamplingAPI(_mala.as_top_level_api, _mala.init, _mala.build_kernel)
+hmc = _SamplingAPI(_hmc.as_top_level_api, _hmc.init, _hmc.build_kernel)
 adaptive_mala = _SamplingAPI(_adaptive_mala.as_top_level_api, _adaptive_mala.init, _adaptive_mala.build_kernel)

@@ -33,6 +33,8 @@ SCHEMES = {
     "two_ended": hm.two_ended,
 }
 DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
+SAMPLERS = {"hmc": hm.hmc, "mala": hm.mala}
+DEFAULT_DRAWS = {"hmc": 1000, "mala": 4000}  # at about equal cost
 
 
 class UsageError(Exception):
@@ -69,13 +71,18 @@ def _parser():
         default="two_ended",
         help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS",
     )
+    sample.add_argument(
+        "--sampler", choices=SAMPLERS, default="hmc", help="what draws with the learnt map (default %(default)s)"
+    )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
     sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
-    for command, num_warmup, num_draws in ((demo, 12_000, 5_000), (sample, 10_000, 4_000)):
+    demo.add_argument("--draws", type=_positive, default=5_000, help="per chain (default %(default)s)")
+    sample.add_argument("--draws", type=_positive, help="per chain (default 1000 of HMC, 4000 of MALA)")
+    demo.set_defaults(sampler="mala")
+    for command, num_warmup in ((demo, 12_000), (sample, 10_000)):
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
-        command.add_argument("--draws", type=_positive, default=num_draws, help="per chain (default %(default)s)")
         command.add_argument("--seed", type=_seed, default=0, help="(default %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
         command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
@@ -102,6 +109,7 @@ def _sample(arguments):
     _check_names(positions)
     _check_logdensity(logdensity, positions)
     name = arguments.scheme
+    arguments.draws = arguments.draws or DEFAULT_DRAWS[arguments.sampler]
     arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, 3), ravel_chains(positions).shape[1])
     scheme = _scheme(name, arguments.rank, logdensity, positions)
     trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
@@ -125,16 +133,17 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
     key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
     with _progress(f"{name}: warm-up"):
         start = time.perf_counter()
-        warmup = hm.warmup(logdensity, scheme, arguments.chains)
+        warmup = hm.warmup(logdensity, scheme, arguments.chains, sampler=arguments.sampler)
         (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
         jax.block_until_ready(state)
         warmup_seconds = time.perf_counter() - start
 
+    kernel = SAMPLERS[arguments.sampler].build_kernel()
     step_size, preconditioner = parameters["step_size"], parameters["inverse_mass_matrix"]
 
     def sample(state, keys):
         def one_step(state, rng_key):
-            state, info = step_chains(rng_key, state, logdensity, step_size, preconditioner)
+            state, info = step_chains(kernel, rng_key, state, logdensity, step_size, preconditioner)
             return state, (state._replace(logdensity_grad=None), info)
 
         return jax.lax.scan(one_step, state, keys)[1]
@@ -150,7 +159,8 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
         acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
-        num_warmup=arguments.warmup,
+        num_gradients=getattr(info, "num_integration_steps", np.ones_like(info.is_accepted)).sum(),
+        num_warmup_gradients=warmup_info.num_gradients.sum(),
         warmup_seconds=warmup_seconds,
         sampling_seconds=sampling_seconds,
         reference=reference,
@@ -163,7 +173,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
 def _report(title, arguments, summaries, spectra):
     print(f"\n{title}")
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
-    print(f"{sizes}, seed {arguments.seed}\n")
+    print(f"{sizes} of {arguments.sampler.upper()}, seed {arguments.seed}\n")
     print(report.table(summaries), flush=True)
     for name, summary in summaries.items():
         for text in summary["warnings"]:

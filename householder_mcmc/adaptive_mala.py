@@ -105,7 +105,9 @@ def build_kernel(
 
     def kernel(rng_key: PRNGKey, state: AdaptiveMALAState, logdensity_fn: Callable):
         preconditioner = scheme.preconditioner(state.scheme)
-        chains, info = step_chains(rng_key, state.chains, logdensity_fn, state.step_size, preconditioner)
+        chains, info = step_chains(
+            mala.build_kernel(), rng_key, state.chains, logdensity_fn, state.step_size, preconditioner
+        )
         error, acceptance_rate = acceptance_error(chains, info, state.acceptance_rate, target_acceptance_rate)
         side = jnp.where(state.side == 0, jnp.sign(error), state.side)
         has_crossed = (state.count > 0) | (side * error < 0)
@@ -181,11 +183,10 @@ def _warn_of_lasting_gains(scheme, step_size_gain):
         )
 
 
-def step_chains(rng_key, chains, logdensity_fn, step_size, preconditioner) -> tuple[mala.MALAState, mala.MALAInfo]:
-    """One MALA step of every chain with shared parameters."""
-    kernel = mala.build_kernel()
+def step_chains(kernel, rng_key, chains, *args) -> tuple[mala.MALAState, NamedTuple]:
+    """One transition of every chain. args: what the kernel takes after the state, shared."""
     keys = jax.random.split(rng_key, chains.logdensity.shape[0])
-    return jax.vmap(lambda key, state: kernel(key, state, logdensity_fn, step_size, preconditioner))(keys, chains)
+    return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)
 
 
 def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> tuple[Array, Array]:

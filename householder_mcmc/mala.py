@@ -19,7 +19,16 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
-__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "require_finite", "is_finite"]
+__all__ = [
+    "MALAState",
+    "MALAInfo",
+    "init",
+    "build_kernel",
+    "as_top_level_api",
+    "require_positive",
+    "require_finite",
+    "is_finite",
+]
 
 
 class MALAInfo(NamedTuple):
@@ -110,8 +119,7 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
         state = kernel.init(position)
         state, info = jax.jit(kernel.step)(rng_key, state)
     """
-    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
-        raise ValueError(f"step_size must be positive, got {step_size}.")
+    require_positive(step_size)
     return build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
     )
@@ -123,6 +131,12 @@ def _log_q_ratio(noise, drifts):
     Half the difference of squared lengths, as a product that does not cancel.
     """
     return -jnp.sum(drifts * (noise + drifts / 2))
+
+
+def require_positive(step_size) -> None:
+    """Raise ValueError if a step size is at hand and not positive."""
+    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
+        raise ValueError(f"step_size must be positive, got {step_size}.")
 
 
 def require_finite(state: MALAState) -> None:

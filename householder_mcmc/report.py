@@ -39,7 +39,16 @@ _ROWS = {
 }
 
 
-def summarise(draws, acceptance_rate, num_nonfinite, num_warmup, warmup_seconds, sampling_seconds, reference=None):
+def summarise(
+    draws,
+    acceptance_rate,
+    num_nonfinite,
+    num_gradients,
+    num_warmup_gradients,
+    warmup_seconds,
+    sampling_seconds,
+    reference=None,
+):
     """Diagnostics of frozen chains.
 
     Parameters
@@ -48,8 +57,8 @@ def summarise(draws, acceptance_rate, num_nonfinite, num_warmup, warmup_seconds,
         (num_chains, num_draws, d).
     acceptance_rate, num_nonfinite
         Mean over the draws, of each chain (num_chains,) or of all (); count of non-finite proposals.
-    num_warmup
-        Warm-up steps of each chain; a step is one gradient.
+    num_gradients, num_warmup_gradients
+        Of all chains, for the draws and before them.
     warmup_seconds, sampling_seconds
         Wall time.
     reference
@@ -60,15 +69,14 @@ def summarise(draws, acceptance_rate, num_nonfinite, num_warmup, warmup_seconds,
     dict of floats, of `ess` and `rhat` as lists of length d, NaN where there are too few chains or draws, and of
     `warnings`, a list of texts.
     """
-    num_chains, num_draws, _ = draws.shape
     ess_bulk, ess_mean, rhat = ess_and_rhat(draws)
-    gradients = num_chains * num_draws
+    num_gradients, with_warmup = int(num_gradients), int(num_gradients) + int(num_warmup_gradients)
     summary = {}
     for name, ess in (("min", np.min(ess_bulk)), ("median", np.median(ess_bulk))):
         summary[f"{name}_ess"] = ess
         summary[f"{name}_ess_per_second"] = ess / sampling_seconds
-        summary[f"{name}_ess_per_1000_gradients"] = 1e3 * ess / gradients
-        summary[f"{name}_ess_per_1000_gradients_with_warmup"] = 1e3 * ess / (gradients + num_chains * num_warmup)
+        summary[f"{name}_ess_per_1000_gradients"] = 1e3 * ess / num_gradients
+        summary[f"{name}_ess_per_1000_gradients_with_warmup"] = 1e3 * ess / with_warmup
     summary |= {"acceptance_rate": np.mean(acceptance_rate), "max_rhat": np.max(rhat), "num_nonfinite": num_nonfinite}
     summary |= {"warmup_seconds": warmup_seconds, "sampling_seconds": sampling_seconds}
     if reference is not None:

@@ -12,7 +12,7 @@ from blackjax.adaptation.base import AdaptationResults
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
-from householder_mcmc import adaptive_mala
+from householder_mcmc import adaptive_mala, hmc, mala
 from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
 from householder_mcmc.schemes import Scheme
@@ -27,16 +27,35 @@ _TUNE_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
 
 
+class _Sampler(NamedTuple):
+    """kernel: to freeze, and its state. step_size: sigma -> the kernel's. num_gradients: info -> of a transition."""
+
+    kernel: Callable
+    state: Callable
+    step_size: Callable
+    target_acceptance_rate: float
+    num_gradients: Callable
+
+
+_SAMPLERS = {
+    "mala": _Sampler(mala.build_kernel(), mala.MALAState, lambda sigma: sigma**2 / 2, 0.574, lambda info: 1),
+    "hmc": _Sampler(
+        hmc.build_kernel(), hmc.HMCState, lambda sigma: sigma, 0.8, lambda info: info.num_integration_steps
+    ),
+}
+
+
 class WarmupInfo(NamedTuple):
     """What happened in a warm-up.
 
     acceptance_rate (num_chains,): mean over the last phase, in which the map was frozen; NaN if that has no step.
-    num_nonfinite (num_chains,): non-finite proposals in the whole warm-up. history: what `keep` returned at each
-    learning step, stacked.
+    num_nonfinite (num_chains,): non-finite proposals in the whole warm-up. num_gradients (num_chains,): of the
+    log-density, in all of it. history: what `keep` returned at each learning step, stacked.
     """
 
     acceptance_rate: Array
     num_nonfinite: Array
+    num_gradients: Array
     history: ArrayTree
 
 
@@ -45,29 +64,40 @@ def warmup(
     scheme: Scheme,
     num_chains: int = 4,
     *,
-    target_acceptance_rate: float = 0.574,
+    sampler: str = "mala",
+    target_acceptance_rate: float | None = None,
     step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
     keep: Callable = lambda state, info: None,
 ) -> AdaptationAlgorithm:
     """Learn a preconditioner and a step size with `adaptive_mala`, and return them frozen.
 
-    The last tenth of the steps keeps the map and adapts only the step size, and averages it. Before that the learner
-    starts anew whenever the log-density of a chain has risen as it does on the way from a far start, and hardly from
-    one draw to another: by more than d + 10, or, in the first half, where starting anew costs little,
+    The last tenth of the steps keeps the map and adapts only the step size of the sampler, and averages it. Before that
+    the learner starts anew whenever the log-density of a chain has risen as it does on the way from a far start, and
+    hardly from one draw to another: by more than d + 10, or, in the first half, where starting anew costs little,
     min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities differ by d^(1/2), in standard deviation.)
 
     Parameters
     ----------
-    logdensity_fn, scheme, num_chains, target_acceptance_rate, step_size_gain
+    logdensity_fn, scheme, num_chains, step_size_gain
         As for `adaptive_mala`.
+    sampler
+        What the last phase runs and tunes: "mala" or "hmc", whose steps take several gradients each.
+    target_acceptance_rate
+        Of the sampler; by default 0.574 for MALA and 0.8 for HMC. (The chains learn with MALA at 0.574.)
     keep
         (AdaptiveMALAState, AdaptiveMALAInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
 
     Returns
     -------
-    AdaptationAlgorithm. `run(rng_key, positions, num_steps=2000)` returns ((state, parameters), info): MALA states with
-    a leading chain axis, a dict of step_size and inverse_mass_matrix (a preconditioner) for `mala`, and a `WarmupInfo`.
+    AdaptationAlgorithm. `run(rng_key, positions, num_steps=2000)` returns ((state, parameters), info): states of the
+    sampler with a leading chain axis, its parameters step_size and inverse_mass_matrix (a preconditioner) in a dict,
+    and a `WarmupInfo`.
+
+    Raises
+    ------
+    ValueError
+        On an unknown sampler or, at `run`, a negative `num_steps` and what `adaptive_mala` refuses.
 
     Examples
     --------
@@ -77,7 +107,11 @@ def warmup(
         kernel = hm.mala(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
-    kernel = adaptive_mala.build_kernel(scheme, target_acceptance_rate, step_size_gain)
+    if sampler not in _SAMPLERS:
+        raise ValueError(f"sampler must be one of {sorted(_SAMPLERS)}, got {sampler!r}.")
+    kernel = adaptive_mala.build_kernel(scheme, step_size_gain=step_size_gain)
+    final_kernel, to_state, to_step_size, default_target, count_gradients = _SAMPLERS[sampler]
+    target = default_target if target_acceptance_rate is None else target_acceptance_rate
 
     def learn(carry, key, num_steps):
         state, level, pause, num_nonfinite, count = carry
@@ -103,16 +137,16 @@ def warmup(
 
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
-        chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count = carry
-        step_size = jnp.exp(2 * log_sigma) / 2
-        key = jax.random.fold_in(key, count)
-        chains, info = adaptive_mala.step_chains(key, chains, logdensity_fn, step_size, preconditioner)
-        error, running_rate = adaptive_mala.acceptance_error(chains, info, running_rate, target_acceptance_rate)
+        chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count = carry
+        step_size, key = to_step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
+        chains, info = adaptive_mala.step_chains(final_kernel, key, chains, logdensity_fn, step_size, preconditioner)
+        error, running_rate = adaptive_mala.acceptance_error(chains, info, running_rate, target)
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
         total_rate = total_rate + info.acceptance_rate
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
-        return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, count + 1), None
+        num_gradients = num_gradients + count_gradients(info)
+        return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
     def adapt(rng_key, state, num_steps):
@@ -128,13 +162,16 @@ def warmup(
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
-        carry = state.chains, state.log_sigma, state.log_sigma, state.acceptance_rate, zeros, num_nonfinite, zero
+        log_sigma, num_gradients = state.log_sigma, jnp.full(num_chains, num_learning, jnp.int32)
+        chains, running_rate = to_state(*state.chains), state.acceptance_rate
+        carry = chains, log_sigma, log_sigma, running_rate, zeros, num_nonfinite, num_gradients, zero
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
-        chains, _, log_sigma, _, total_rate, num_nonfinite, _ = carry
+        chains, _, log_sigma, _, total_rate, num_nonfinite, num_gradients, _ = carry
 
-        parameters = {"step_size": jnp.exp(2 * log_sigma) / 2, "inverse_mass_matrix": preconditioner}
+        parameters = {"step_size": to_step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
         acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
-        return AdaptationResults(chains, parameters), WarmupInfo(acceptance_rate, num_nonfinite, history)
+        info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, history)
+        return AdaptationResults(chains, parameters), info
 
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):
         if num_steps < 0:

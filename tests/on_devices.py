@@ -16,7 +16,11 @@ if sys.argv[1:2] == ["join"] and sys.argv[3] != "1":  # before BlackJAX is impor
 import householder_mcmc as hm  # noqa: E402
 
 DIM, RANK, NUM_CHAINS, NUM_STEPS = 16384, 5, 16, 20
-SCHEMES = {"eigen": hm.eigen(RANK), "eigen_averaged": hm.eigen(RANK, gains=hm.AVERAGED_GAINS)}
+SCHEMES = {
+    "eigen": hm.eigen(RANK),
+    "eigen_averaged": hm.eigen(RANK, gains=hm.AVERAGED_GAINS),
+    "two_ended": hm.two_ended(RANK),
+}
 _COLLECTIVE = re.compile(
     r"= (.*?) (?:all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter)(?:-start)?\("
 )

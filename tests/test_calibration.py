@@ -34,11 +34,10 @@ MAPS = {
 
 
 class Model(NamedTuple):
-    """simulate: (key, weights) -> data. log_likelihood: (weights, data) -> log-density. step_size: of the kernel."""
+    """simulate: (key, weights) -> data. log_likelihood: (weights, data) -> log-density."""
 
     simulate: Callable
     log_likelihood: Callable
-    step_size: float
 
 
 def linear(weights):
@@ -49,17 +48,15 @@ MODELS = {
     "normal": Model(
         lambda key, weights: linear(weights) + jax.random.normal(key, (NUM_OBSERVATIONS,)),
         lambda weights, data: -0.5 * jnp.sum((data - linear(weights)) ** 2),
-        0.5,
     ),
     "logistic": Model(
         lambda key, weights: jax.random.bernoulli(key, jax.nn.sigmoid(linear(weights))).astype(jnp.float32),
         lambda weights, data: jnp.sum(data * linear(weights) - jnp.logaddexp(0, linear(weights))),
-        1.0,
     ),
 }
 
 
-def ranks(model, preconditioner):
+def ranks(model, preconditioner, sampler=hm.mala, step_size=1.0):
     """Of the parameter among NUM_DRAWS others, by weights, log-likelihood and log-prior, (NUM_DATA_SETS, DIM + 2).
 
     And the mean acceptance rate.
@@ -76,7 +73,7 @@ def ranks(model, preconditioner):
         def logdensity(weights):
             return log_prior(weights) + model.log_likelihood(weights, data)
 
-        kernel = hm.mala(logdensity, model.step_size, preconditioner)
+        kernel = sampler(logdensity, step_size, preconditioner)
 
         def one_step(state, key):
             state, info = kernel.step(key, state)
@@ -110,10 +107,17 @@ def assert_uniform(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model, preconditioner", [("normal", "low rank"), ("logistic", "householder")])
-def test_frozen_kernels_are_calibrated(model, preconditioner):
-    found, acceptance = ranks(MODELS[model], MAPS[preconditioner])
-    assert 0.3 < acceptance < 0.9
+@pytest.mark.parametrize(
+    "model, preconditioner, sampler, step_size",
+    [
+        ("normal", "low rank", hm.mala, 0.5),
+        ("logistic", "householder", hm.mala, 1.0),
+        ("logistic", "low rank", hm.hmc, 1.2),  # trajectories of one and of two steps
+    ],
+)
+def test_frozen_kernels_are_calibrated(model, preconditioner, sampler, step_size):
+    found, acceptance = ranks(MODELS[model], MAPS[preconditioner], sampler, step_size)
+    assert 0.3 < acceptance < 0.92
     assert_uniform(found)
 
 

@@ -66,6 +66,22 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_mala_instead_of_hmc(tmp_path, capsys):
+    """Acceptance of each near its own target, and what is counted: a gradient a step, or several."""
+    model = write(tmp_path, MODEL)
+    options = ["--chains", "2", "--warmup", "500", "--draws", "400", "--output", str(tmp_path / "draws.npz")]
+    found = {}
+    for sampler, target in (("mala", 0.574), ("hmc", 0.8)):
+        results = tmp_path / f"{sampler}.json"
+        assert command_line.main(["sample", model, *options, "--sampler", sampler, "--json", str(results)]) == 0
+        (found[sampler],) = json.loads(results.read_text())["schemes"].values()
+        assert abs(found[sampler]["acceptance_rate"] - target) < 0.12
+        assert f"400 draws each of {sampler.upper()}" in capsys.readouterr().out
+    gradients = {name: 1e3 * each["min_ess"] / each["min_ess_per_1000_gradients"] for name, each in found.items()}
+    assert gradients["mala"] == pytest.approx(800) and gradients["hmc"] > 1000
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_demo_compares_schemes_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     results, picture = tmp_path / "results.json", tmp_path / "plot.png"
@@ -176,7 +192,7 @@ def test_summary_of_independent_draws():
     mean, sd = np.array([1.0, -2.0, 3.0]), np.array([1.0, 2.0, 4.0])
     draws = (mean + sd * rng.normal(size=(4, 1000, 3))).astype(np.float32)
     reference = mean + 0.5 * sd, 2 * sd, np.zeros(3)
-    summary = report.summarise(draws, 0.5, 7, 250, 3.0, 2.0, reference)
+    summary = report.summarise(draws, 0.5, 7, 4000, 1000, 3.0, 2.0, reference)
     np.testing.assert_allclose(summary["ess"], 4000, rtol=0.15)
     np.testing.assert_allclose(summary["median_ess_per_second"], summary["median_ess"] / 2)
     np.testing.assert_allclose(summary["median_ess_per_1000_gradients"], summary["median_ess"] / 4)
@@ -186,7 +202,7 @@ def test_summary_of_independent_draws():
     assert abs(summary["max_rhat"] - 1) < 0.01 and summary["num_nonfinite"] == 7
     # one chain elsewhere: chains and draws are told apart
     draws[0] += 3 * sd
-    assert report.summarise(draws, 0.5, 0, 250, 3.0, 2.0)["max_rhat"] > 1.3
+    assert report.summarise(draws, 0.5, 0, 4000, 1000, 3.0, 2.0)["max_rhat"] > 1.3
 
 
 @pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "low_rank_scaled", "householder"])

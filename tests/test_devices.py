@@ -66,6 +66,20 @@ def test_sharded_chains():
     assert max(sizes(learning["always"])) < NUM_CHAINS * DIM
 
 
+@pytest.mark.parametrize("axis", ["dim", "chains"])
+def test_two_ended_on_many_devices(axis):
+    """Sharded along d, a block of ten steps sends products of its rows; along the chains, the draws and scores."""
+    found = result(start("shard", axis, "two_ended", num_devices=8))
+    check_same_numbers(found)
+    collectives = found["adaptive"]["two_ended"]
+    always, at_times = sum(sizes(collectives["always"])), sum(sizes(collectives["at times"]))
+    if axis == "dim":
+        assert always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS) and at_times < (RANK + 2 * 64) ** 2 / 2
+    else:
+        assert always < 3 * DIM and at_times < 1.01 * (2 * 10 * NUM_CHAINS * DIM)
+        assert found["frozen"] == {"always": [], "at times": []}
+
+
 def test_two_processes_learn_one_map():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

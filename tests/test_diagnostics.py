@@ -46,7 +46,7 @@ def independent_draws(seed=0, distribution="normal", size=(4, 1000, 3), **parame
 
 
 def summarise(draws, acceptance_rate=0.5):
-    return report.summarise(draws.astype(np.float32), acceptance_rate, 0, 100, 1.0, 1.0)
+    return report.summarise(draws.astype(np.float32), acceptance_rate, 0, 4000, 400, 1.0, 1.0)
 
 
 def test_frozen_chains_have_no_ess_and_no_rhat(library):

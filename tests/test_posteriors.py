@@ -40,7 +40,8 @@ def laplace(problem):
 @pytest.mark.parametrize(
     "name",
     ["breast cancer, d = 31", "German credit, d = 25", "diamonds, d = 26", "sblrc, d = 6", "sblri, d = 6"]
-    + ["kidiq, d = 4", "nes2000, d = 10", "kilpisjarvi, d = 3", "AR(5), d = 7"],
+    + ["kidiq, d = 4", "nes2000, d = 10", "kilpisjarvi, d = 3", "AR(5), d = 7"]
+    + ["Cox process, exponential, d = 256", "Cox process, squared exponential, d = 256"],
 )
 def test_nearly_normal_posteriors_have_the_reference_moments(name):
     problem = PROBLEMS[name]()
@@ -71,6 +72,15 @@ def log_gaussian_cox_twin(x):
     return value + stats.norm.logpdf(x[-2], -1, 0.5) + stats.norm.logpdf(x[-1], -1, 1)
 
 
+def cox_grid_twin(f):
+    side, rows = np.arange(16) / 16, np.load(DATA / "cox_grid.npz")
+    cells = np.array([(a, b) for b in side for a in side])
+    distances = spatial.distance.cdist(cells, cells) / 0.1
+    covariance = 1.91 * (np.exp(-0.5 * distances**2) + 1e-4 * np.eye(256))
+    value = stats.poisson.logpmf(rows["squared exponential/counts"], np.exp(f) / 256).sum()
+    return value + stats.multivariate_normal.logpdf(f, np.full(256, np.log(126) - 1.91 / 2), covariance)
+
+
 def gaussian_process_twin(x):
     data = np.load(DATA / "posteriordb" / "gp_pois_regr-gp_pois_regr.npz")
     rho, alpha, distances = np.exp(x[0]), np.exp(x[1]), data["data_x"][:, None] - data["data_x"]
@@ -86,6 +96,7 @@ def gaussian_process_twin(x):
         ("stochastic volatility, d = 2519", stochastic_volatility_twin),
         ("log-Gaussian Cox process, d = 102", log_gaussian_cox_twin),
         ("Gaussian process, d = 13", gaussian_process_twin),
+        ("Cox process, squared exponential, d = 256", cox_grid_twin),
     ],
 )
 def test_log_densities_are_the_models(name, twin):

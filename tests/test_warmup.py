@@ -17,8 +17,9 @@ def starts(dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CHAINS, DIM)), dtype)
 
 
-def sample(logdensity, state, parameters, num_draws, seed=3):
-    kernel = hm.mala(logdensity, **parameters)
+def sample(logdensity, state, parameters, num_draws, seed=3, sampler=hm.mala):
+    """Acceptance rates (num_draws, NUM_CHAINS)."""
+    kernel = sampler(logdensity, **parameters)
 
     def one_step(state, key):
         state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
@@ -37,9 +38,28 @@ def test_returns_what_mala_takes(dtype):
     assert parameters["step_size"].dtype == state.position.dtype == dtype
     chex.assert_tree_all_finite((state, parameters, info))
     assert info.history is None
+    np.testing.assert_array_equal(info.num_gradients, 1000)
     # 2000 x 4 acceptances of a skewed target: their mean has standard error below 0.01; the rest is the step size's
     acceptance = sample(skewed_logdensity, state, parameters, 2000)
     assert abs(acceptance.mean() - 0.574) < 0.05
+
+
+def test_tunes_hmc(dtype):
+    """Its step size is not MALA's: with that, acceptance would be 0.98."""
+    warmup = hm.warmup(skewed_logdensity, hm.two_ended(2), NUM_CHAINS, sampler="hmc")
+    (state, parameters), info = warmup.run(jax.random.key(0), starts(dtype), num_steps=1000)
+    assert parameters["step_size"].dtype == state.position.dtype == dtype
+    chex.assert_tree_all_finite((state, parameters, info))
+    # a hundredth either way from 2000 x 4 acceptances, the rest is the step size's
+    acceptance = sample(skewed_logdensity, state, parameters, 2000, sampler=hm.hmc)
+    assert abs(acceptance.mean() - 0.8) < 0.05
+    per_step = np.pi / 2 / parameters["step_size"]
+    assert jnp.all(jnp.abs((info.num_gradients - 900) / 100 - per_step) < 0.5 * per_step)
+
+
+def test_unknown_sampler():
+    with pytest.raises(ValueError, match="sampler must be one of .'hmc', 'mala'., got 'nuts'"):
+        hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS, sampler="nuts")
 
 
 def test_the_last_phase_keeps_the_map():

@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 import blackjax
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import householder_mcmc as hm
 from benchmarks import metric_core
 
 RANK = 32
-_BLOCK = 100  # draws of NUTS between counts of its gradients
+_BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
 
 
 class Budget(NamedTuple):
-    """num_gradients: of all chains. warmup_mala: steps. warmup_nuts: draws; step_size: draws after our warm-up, for
-    NUTS's step size. fewest_draws: of NUTS, after either. tuning_mclmc: its phases take tenths of that.
+    """num_gradients: of all chains. warmup_mala: steps of our warm-up. warmup_nuts: draws. fewest_draws: of NUTS and
+    HMC, after it. tuning_mclmc: its phases take tenths of that.
     """
 
     num_gradients: int = 100_000
-    warmup_mala: int = 5000
+    warmup_mala: int = 2000
     warmup_nuts: int = 500
-    step_size: int = 150
     fewest_draws: int = 300
     tuning_mclmc: int = 5000
 
@@ -90,8 +90,8 @@ def mala(scheme: Callable) -> Callable:
     return run
 
 
-def nuts(adapt: Callable) -> Callable:
-    """BlackJAX's NUTS, in blocks of draws until the gradients are used up.
+def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
+    """`blackjax.nuts` or `hm.hmc`, in blocks of draws until the gradients are used up.
 
     adapt: (logdensity, starts, key, budget) -> states, parameters, both with a leading chain axis, and gradients used.
     """
@@ -103,7 +103,7 @@ def nuts(adapt: Callable) -> Callable:
         def sample(key, state, parameters):
             def one_chain(args):
                 key, state, parameters = args
-                kernel = blackjax.nuts(logdensity, **parameters)
+                kernel = algorithm(logdensity, **parameters)
 
                 def one_step(state, key):
                     state, info = kernel.step(key, state)
@@ -152,16 +152,15 @@ def _staged(metric):
 
 
 def together(scheme: hm.Scheme) -> Callable:
-    """Our warm-up of all chains together; then BlackJAX's, with the map that was learnt, for NUTS's step size."""
+    """Our warm-up of all chains together, with the step size of HMC."""
 
     def adapt(logdensity, starts, key, budget):
-        key_map, key_step_size = jax.random.split(key)
-        warmup = hm.warmup(logdensity, scheme, len(starts))
-        (state, parameters), _ = warmup.run(key_map, starts, budget.warmup_mala)
-        metric = hm.metric_core(hm.fixed(parameters["inverse_mass_matrix"]))
-        for_step_size = budget._replace(warmup_nuts=budget.step_size)
-        *adapted, num_gradients = _staged(metric)(logdensity, state.position, key_step_size, for_step_size)
-        return *adapted, num_gradients + len(starts) * budget.warmup_mala
+        warmup = hm.warmup(logdensity, scheme, len(starts), sampler="hmc")
+        (state, parameters), info = warmup.run(key, starts, budget.warmup_mala)
+        matrix = parameters["inverse_mass_matrix"].to_inverse_mass_matrix()
+        shared = {"step_size": parameters["step_size"], "inverse_mass_matrix": matrix}
+        of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(starts), *leaf.shape)), shared)
+        return state, of_each, int(info.num_gradients.sum())
 
     return adapt
 
@@ -256,13 +255,14 @@ METHODS = {
     "MALA, two_ended": mala(lambda dim: hm.two_ended(RANK)),
     "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim), gains=hm.AVERAGED_GAINS)),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
-    "NUTS, two_ended": nuts(together(hm.two_ended(RANK))),
-    "NUTS, two_ended in each chain": nuts(_staged(hm.metric_core(hm.two_ended(RANK)))),
-    "NUTS, BlackJAX low rank": nuts(
-        each_chain(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity))
+    "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
+    "NUTS, two_ended": trajectories(blackjax.nuts, together(hm.two_ended(RANK))),
+    "NUTS, two_ended in each chain": trajectories(blackjax.nuts, _staged(hm.metric_core(hm.two_ended(RANK)))),
+    "NUTS, BlackJAX low rank": trajectories(
+        blackjax.nuts, each_chain(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity))
     ),
-    "NUTS, BlackJAX dense": nuts(_staged("welford_dense")),
-    "NUTS, BlackJAX diagonal": nuts(_staged("welford_diag")),
+    "NUTS, BlackJAX dense": trajectories(blackjax.nuts, _staged("welford_dense")),
+    "NUTS, BlackJAX diagonal": trajectories(blackjax.nuts, _staged("welford_diag")),
     "NUTS, nutpie low rank": nutpie,
     "MCLMC, BlackJAX": mclmc,
 }

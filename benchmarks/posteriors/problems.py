@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import t as student_t
 
 from benchmarks import targets
+from benchmarks.posteriors import cox_grid
 from householder_mcmc import item_response
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -165,6 +166,18 @@ def _log_gaussian_cox():
     )
 
 
+def _cox_grid(kernel):
+    """Chains start in draws of the prior."""
+    data = {name: np.load(cox_grid.PATH)[f"{kernel}/{name}"] for name in ("counts", "mean", "sd")}
+    factor = np.linalg.cholesky(cox_grid.covariance(kernel))
+
+    def starts(seed, num_chains):
+        noise = np.random.default_rng(seed).normal(size=(num_chains, len(factor)))
+        return jnp.asarray(cox_grid.level() + noise @ factor.T)
+
+    return Problem(cox_grid.logdensity(kernel, data["counts"]), starts, data["mean"], data["sd"] ** 2)
+
+
 def _posteriordb(file, build, is_positive, statistics=None):
     """build: data -> log-density of the parameters on their own scale, without the Jacobian of the logarithms."""
     data = dict(np.load(_DATA / "posteriordb" / f"{file}.npz"))
@@ -297,6 +310,8 @@ PROBLEMS = {
     "item response, d = 501": _item_response,
     "stochastic volatility, d = 2519": _stochastic_volatility,
     "log-Gaussian Cox process, d = 102": _log_gaussian_cox,
+    "Cox process, exponential, d = 256": lambda: _cox_grid("exponential"),
+    "Cox process, squared exponential, d = 256": lambda: _cox_grid("squared exponential"),
     "diamonds, d = 26": lambda: _posteriordb("diamonds-diamonds", _diamonds, -1),
     "sblrc, d = 6": lambda: _posteriordb("sblrc-blr", _sblr, -1),
     "sblri, d = 6": lambda: _posteriordb("sblri-blr", _sblr, -1),

@@ -1,0 +1,155 @@
+"""Quarter-period HMC against BlackJAX's HMC, and what it makes of times, bad values and bad input."""
+
+import math
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.util import run_inference_algorithm
+from programs import assert_full_precision
+from targets import skewed_logdensity
+
+import householder_mcmc as hm
+from householder_mcmc.hmc import HMCInfo
+
+DIM, STEP_SIZE = 5, 0.4
+
+
+def chain(algorithm, position, num_steps=200, seed=1):
+    def one_step(state, key):
+        state, info = algorithm.step(key, state)
+        return state, (state.position, info)
+
+    keys = jax.random.split(jax.random.key(seed), num_steps)
+    return jax.lax.scan(one_step, algorithm.init(position), keys)[1]
+
+
+def a_map(dtype=jnp.float32):
+    rows = np.linalg.qr(np.random.default_rng(4).normal(size=(DIM, 2)))[0].T
+    return hm.Householder(hm.reflections.compact(jnp.asarray(rows, dtype)), jnp.linspace(0.4, 1.3, DIM, dtype=dtype))
+
+
+def test_is_blackjaxs_hmc_on_the_pushed_forward_target(x64):
+    """x = L z: a transition is that of `blackjax.hmc` on the density of z, with the same keys and numbers of steps."""
+    preconditioner, z = a_map(jnp.float64), jnp.linspace(-1, 1, DIM)
+    xs, info = chain(hm.hmc(skewed_logdensity, STEP_SIZE, preconditioner), preconditioner.apply(z))
+    plain = blackjax.hmc.build_kernel()
+
+    def one_step(state, args):
+        key, num_steps = args
+        _, key = jax.random.split(key)
+        state, info = plain(
+            key, state, lambda z: skewed_logdensity(preconditioner.apply(z)), STEP_SIZE, jnp.ones(DIM), num_steps
+        )
+        return state, (state.position, info.is_accepted)
+
+    start = blackjax.hmc.init(z, lambda z: skewed_logdensity(preconditioner.apply(z)))
+    keys = jax.random.split(jax.random.key(1), 200)
+    _, (zs, is_accepted) = jax.lax.scan(one_step, start, (keys, info.num_integration_steps))
+    assert 0.5 < info.is_accepted.mean() < 1
+    np.testing.assert_array_equal(info.is_accepted, is_accepted)
+    np.testing.assert_allclose(xs, jax.vmap(preconditioner.apply)(zs), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("step_size, fewest, most", [(0.1, 12, 20), (0.4, 3, 5), (10.0, 1, 1), (1e-5, 1000, 1000)])
+def test_trajectories_take_about_a_quarter_of_a_period(step_size, fewest, most):
+    """Uniform times from 3/8 pi to 5/8 pi; 400 draws miss one of the ends with probability below 1e-7."""
+    kernel = hm.hmc.build_kernel()
+    state = hm.hmc.init(jnp.zeros(2), lambda x: -jnp.sum(x**2) / 2)
+    num_steps = jax.vmap(lambda key: kernel(key, state, lambda x: jnp.zeros(()), step_size, jnp.ones(2))[1])(
+        jax.random.split(jax.random.key(0), 400)
+    ).num_integration_steps
+    assert num_steps.min() == fewest and num_steps.max() == most
+    if step_size == 0.1:
+        assert abs(num_steps.mean() * step_size - math.pi / 2) < 0.05  # five standard errors
+
+
+def test_draws_of_a_whitened_gaussian_are_nearly_independent():
+    """Autocorrelation at lag 1 of x and of x^2, 100 chains of 200 draws in 10 dimensions: standard error 0.002.
+
+    A half of a period would give 1 for x^2, an eighth 0.7 for x.
+    """
+    scales = jnp.geomspace(0.01, 100, 10)
+    kernel = hm.hmc(lambda x: -jnp.sum((x / scales) ** 2) / 2, 0.3, hm.Diagonal(scales))
+
+    def one_chain(key):
+        key_start, key = jax.random.split(key)
+        start = scales * jax.random.normal(key_start, (10,))
+        return run_inference_algorithm(
+            key, kernel, 200, initial_position=start, transform=lambda state, info: state.position
+        )[1]
+
+    z = np.asarray(jax.jit(jax.vmap(one_chain))(jax.random.split(jax.random.key(0), 100))) / scales
+    for values, largest in ((z, 0.15), (z**2, 0.3)):
+        centred = values - values.mean()
+        correlation = (centred[:, 1:] * centred[:, :-1]).mean() / centred.var()
+        assert abs(correlation) < largest
+    np.testing.assert_allclose(z.var(axis=(0, 1)), 1, atol=0.06)  # six standard errors
+
+
+def test_an_end_that_is_not_finite_is_rejected_and_flagged():
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+
+        def hole(x, value=value):
+            return jnp.where(jnp.sum(x**2) < 1.0, -0.5 * jnp.sum(x**2), value)
+
+        positions, info = chain(hm.hmc(hole, 0.5, jnp.ones(2)), jnp.zeros(2))
+        assert info.is_nonfinite.any() and info.is_accepted.any()
+        assert jnp.all(jnp.sum(positions**2, axis=1) < 1.0)
+        assert not jnp.any(info.is_accepted & info.is_nonfinite)
+        np.testing.assert_array_equal(info.acceptance_rate[info.is_nonfinite], 0)
+
+
+def test_a_gradient_that_is_not_finite_is_rejected_with_a_finite_density():
+    @jax.custom_jvp
+    def logdensity(x):
+        return -0.5 * jnp.sum(x**2)
+
+    @logdensity.defjvp
+    def _(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        return logdensity(x), jnp.vdot(jnp.where(x[0] > 0.5, jnp.nan, -x), dx)
+
+    positions, info = chain(hm.hmc(logdensity, 1.4, jnp.ones(2)), jnp.zeros(2))  # one step: no further gradient
+    assert info.is_nonfinite.any() and jnp.all(positions[:, 0] <= 0.5)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="step_size must be positive, got 0"):
+        hm.hmc(skewed_logdensity, 0, jnp.ones(DIM))
+    algorithm = hm.hmc(lambda x: jnp.sum(x) + jnp.nan, 0.1, jnp.ones(2))
+    with pytest.raises(ValueError, match="must be finite at the start"):
+        algorithm.init(jnp.zeros(2))
+    jax.jit(algorithm.init)(jnp.zeros(2))
+
+
+def test_positions_are_pytrees_of_their_own_dtype(dtype):
+    """A dict of mixed shapes walks the path of its ravelled twin."""
+
+    def logdensity(position):
+        return skewed_logdensity(jnp.concatenate([position["a"][None], position["b"].ravel()]))
+
+    x = jnp.linspace(-1, 1, DIM, dtype=dtype)
+    tree, info = chain(hm.hmc(logdensity, STEP_SIZE, np.linspace(0.5, 1.5, DIM)), {"b": x[1:].reshape(2, 2), "a": x[0]})
+    flat, _ = chain(hm.hmc(skewed_logdensity, STEP_SIZE, np.linspace(0.5, 1.5, DIM)), x)
+    assert tree["b"].dtype == info.acceptance_rate.dtype == dtype
+    tol = 1e4 * jnp.finfo(dtype).eps  # rounding, carried along 200 trajectories
+    np.testing.assert_allclose(jnp.c_[tree["a"], tree["b"].reshape(200, -1)], flat, rtol=tol, atol=tol)
+
+
+def test_products_ask_for_full_precision():
+    """GPUs default to less; a CPU would not show it."""
+    for preconditioner in (a_map(), hm.LowRank(jnp.ones(DIM), jnp.eye(2, DIM), jnp.ones(2)), hm.Dense(jnp.eye(DIM))):
+        algorithm = hm.hmc(skewed_logdensity, 0.1, preconditioner)
+        program = jax.make_jaxpr(algorithm.step)(jax.random.key(0), algorithm.init(jnp.zeros(DIM)))
+        assert_full_precision(program.jaxpr)
+
+
+def test_has_blackjaxs_shape():
+    assert type(hm.hmc) is type(blackjax.hmc)
+    kernel, state = hm.hmc.build_kernel(), hm.hmc.init(jnp.zeros(2), skewed_logdensity)
+    assert type(state) is type(blackjax.hmc.init(jnp.zeros(2), skewed_logdensity))
+    state, info = kernel(jax.random.key(0), state, skewed_logdensity, 0.1, jnp.ones(2))
+    assert isinstance(info, HMCInfo)
