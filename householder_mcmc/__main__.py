@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from householder_mcmc import item_response, report, results
 from householder_mcmc.adaptive_mala import ravel_chains, step_chains
+from householder_mcmc.warmup import SAMPLERS
 
 # The schemes of `householder_mcmc`, with the gains to use where the map is frozen after warm-up.
 SCHEMES = {
@@ -33,7 +34,6 @@ SCHEMES = {
     "two_ended": hm.two_ended,
 }
 DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
-SAMPLERS = {"hmc": hm.hmc, "mala": hm.mala}
 DEFAULT_DRAWS = {"hmc": 1000, "mala": 4000}  # at about equal cost
 
 
@@ -78,7 +78,7 @@ def _parser():
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
     sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
     demo.add_argument("--draws", type=_positive, default=5_000, help="per chain (default %(default)s)")
-    sample.add_argument("--draws", type=_positive, help="per chain (default 1000 of HMC, 4000 of MALA)")
+    sample.add_argument("--draws", type=_positive, help=f"per chain (default by sampler: {DEFAULT_DRAWS})")
     demo.set_defaults(sampler="mala")
     for command, num_warmup in ((demo, 12_000), (sample, 10_000)):
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
@@ -138,12 +138,12 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         jax.block_until_ready(state)
         warmup_seconds = time.perf_counter() - start
 
-    kernel = SAMPLERS[arguments.sampler].build_kernel()
+    sampler = SAMPLERS[arguments.sampler]
     step_size, preconditioner = parameters["step_size"], parameters["inverse_mass_matrix"]
 
     def sample(state, keys):
         def one_step(state, rng_key):
-            state, info = step_chains(kernel, rng_key, state, logdensity, step_size, preconditioner)
+            state, info = step_chains(sampler.kernel, rng_key, state, logdensity, step_size, preconditioner)
             return state, (state._replace(logdensity_grad=None), info)
 
         return jax.lax.scan(one_step, state, keys)[1]
@@ -159,8 +159,8 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
         acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
-        num_gradients=getattr(info, "num_integration_steps", np.ones_like(info.is_accepted)).sum(),
-        num_warmup_gradients=warmup_info.num_gradients.sum(),
+        num_gradients=np.sum(sampler.num_gradients(info), dtype=np.int64),
+        num_warmup_gradients=np.sum(warmup_info.num_gradients, dtype=np.int64),
         warmup_seconds=warmup_seconds,
         sampling_seconds=sampling_seconds,
         reference=reference,

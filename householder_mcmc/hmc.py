@@ -1,16 +1,16 @@
 """Hamiltonian Monte Carlo with trajectories of a quarter period, in BlackJAX's shape.
 
 In whitened coordinates a Gaussian target turns by one radian in unit time, so that after pi / 2 a state has forgotten
-where it began. The time of each trajectory is uniform between 3/4 and 5/4 of that: no direction with a period near
-that of another stays behind. Integrator, energies and acceptance are BlackJAX's. Source: Duane et al. (1987), Neal
-(2011), Section 5.4.2 on the preconditioning and 5.5.1 on random times.
+where it began. The time of each trajectory is uniform between 3/4 and 5/4 of that: random, lest some direction's period
+match it. Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
+transformations and on random times. With momenta that are whitened too, q ~ N(0, I), a leapfrog step x += e L q,
+q += e L^T grad log pi(x) needs one product with L and one with L^T, and no inverse.
 """
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import blackjax
 import jax
 import jax.numpy as jnp
 from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
@@ -19,13 +19,12 @@ from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc import mala
-from householder_mcmc.metrics import to_metric
 from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api"]
 
 _SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
-_MOST_STEPS = 1000  # of a trajectory, however small the step size
+_MOST_STEPS = 1000  # of a trajectory; it is shorter than a quarter period below a step size of 0.002
 
 
 class HMCInfo(NamedTuple):
@@ -33,7 +32,8 @@ class HMCInfo(NamedTuple):
 
     acceptance_rate (): probability of accepting the end of the trajectory, 0 if it was not finite.
     is_accepted (): whether it was accepted.
-    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite there.
+    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite there; or at the state
+    itself, which only a start can be.
     num_integration_steps (): leapfrog steps, of one gradient each.
     """
 
@@ -50,24 +50,38 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
 
 def build_kernel() -> Callable:
     """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
-    integrate = blackjax.hmc.build_kernel()
 
     def kernel(
         rng_key: PRNGKey, state: HMCState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
     ) -> tuple[HMCState, HMCInfo]:
-        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes, if it has an inverse."""
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
         key_time, key = jax.random.split(rng_key)
-        dtype = ravel_pytree(state.position)[0].dtype
-        step_size = jnp.asarray(step_size, dtype)
-        time = jax.random.uniform(key_time, (), dtype, _SHORTEST, _LONGEST)
-        num_steps = jnp.clip(jnp.round(time / step_size), 1, _MOST_STEPS).astype(jnp.int32)
-        metric = to_metric(cast_floats(as_preconditioner(inverse_mass_matrix), dtype))
-        end, info = integrate(key, state, logdensity_fn, step_size, metric, num_steps)
+        key_momentum, key_accept = jax.random.split(key)
+        x, unravel = ravel_pytree(state.position)
+        preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
+        step_size = jnp.asarray(step_size, x.dtype)
+        time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
+        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), _MOST_STEPS).astype(jnp.int32)
 
-        is_bad = ~mala.is_finite(info.proposal)
-        state = jax.tree.map(lambda old, new: jnp.where(is_bad, old, new), state, end)
-        acceptance_rate = jnp.where(is_bad, 0, info.acceptance_rate)
-        return state, HMCInfo(acceptance_rate, info.is_accepted & ~is_bad, is_bad, num_steps)
+        def whiten(logdensity_grad):
+            return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
+
+        def leapfrog(_, carry):
+            x, momentum, gradient, _ = carry
+            momentum = momentum + step_size / 2 * gradient
+            x = x + step_size * preconditioner.apply(momentum)
+            position = unravel(x)
+            end = HMCState(position, *jax.value_and_grad(logdensity_fn)(position))
+            gradient = whiten(end.logdensity_grad)
+            return x, momentum + step_size / 2 * gradient, gradient, end
+
+        momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
+        gradient = jnp.where(mala.is_finite(state), whiten(state.logdensity_grad), 0)
+        begin = x, momentum, gradient, state
+        _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
+        log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+        state, info = mala.accept_or_reject(key_accept, log_ratio, state, end)
+        return state, HMCInfo(*info, num_steps)
 
     return kernel
 
@@ -76,7 +90,8 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
     Against `mala` it needs fewer gradients for an effective draw the better the target is whitened, since it does not
-    walk at random; against `blackjax.nuts` it looks for no turn, so none of its gradients are thrown away.
+    walk at random; against `blackjax.nuts` it spends none on finding where a trajectory turns. Chains under `vmap` step
+    until the longest of their trajectories ends.
 
     Parameters
     ----------

@@ -25,6 +25,7 @@ __all__ = [
     "init",
     "build_kernel",
     "as_top_level_api",
+    "accept_or_reject",
     "require_positive",
     "require_finite",
     "is_finite",
@@ -80,21 +81,15 @@ def build_kernel() -> Callable:
         def drift(logdensity_grad):
             return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
-        is_bad_start = ~is_finite(state)  # left without drift, for the first finite proposal
         noise = jax.random.normal(key_noise, x.shape, x.dtype)
-        forward_drift = jnp.where(is_bad_start, 0, drift(state.logdensity_grad))
+        forward_drift = jnp.where(is_finite(state), drift(state.logdensity_grad), 0)
         move = forward_drift + jnp.sqrt(2 * step_size) * noise
         position = unravel(x + preconditioner.apply(move))
         proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
 
         drifts = forward_drift + drift(proposal.logdensity_grad)
         log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
-
-        is_bad_proposal = ~is_finite(proposal)
-        log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
-        log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
-        state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(key_accept, log_ratio, state, proposal)
-        return state, MALAInfo(acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
+        return accept_or_reject(key_accept, log_ratio, state, proposal)
 
     return kernel
 
@@ -131,6 +126,15 @@ def _log_q_ratio(noise, drifts):
     Half the difference of squared lengths, as a product that does not cancel.
     """
     return -jnp.sum(drifts * (noise + drifts / 2))
+
+
+def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, MALAInfo]:
+    """Metropolis's choice, with a proposal that is not finite rejected and a state that is not left for any other."""
+    is_bad_start, is_bad_proposal = ~is_finite(state), ~is_finite(proposal)
+    log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
+    log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+    state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(rng_key, log_ratio, state, proposal)
+    return state, MALAInfo(acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
 
 
 def require_positive(step_size) -> None:

@@ -17,7 +17,7 @@ from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
 from householder_mcmc.schemes import Scheme
 
-__all__ = ["WarmupInfo", "warmup"]
+__all__ = ["SAMPLERS", "Sampler", "WarmupInfo", "warmup"]
 
 # Steps after a climb that end before the learner starts anew: by then the step size fits the map that it starts from.
 _PAUSE = 10
@@ -27,8 +27,8 @@ _TUNE_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
 
 
-class _Sampler(NamedTuple):
-    """kernel: to freeze, and its state. step_size: sigma -> the kernel's. num_gradients: info -> of a transition."""
+class Sampler(NamedTuple):
+    """A kernel to freeze, and its state. step_size: sigma -> the kernel's. num_gradients: info -> of a transition."""
 
     kernel: Callable
     state: Callable
@@ -37,10 +37,20 @@ class _Sampler(NamedTuple):
     num_gradients: Callable
 
 
-_SAMPLERS = {
-    "mala": _Sampler(mala.build_kernel(), mala.MALAState, lambda sigma: sigma**2 / 2, 0.574, lambda info: 1),
-    "hmc": _Sampler(
-        hmc.build_kernel(), hmc.HMCState, lambda sigma: sigma, 0.8, lambda info: info.num_integration_steps
+SAMPLERS = {
+    "mala": Sampler(
+        kernel=mala.build_kernel(),
+        state=mala.MALAState,
+        step_size=lambda sigma: sigma**2 / 2,
+        target_acceptance_rate=0.574,
+        num_gradients=lambda info: jnp.ones_like(info.is_accepted, jnp.int32),
+    ),
+    "hmc": Sampler(
+        kernel=hmc.build_kernel(),
+        state=hmc.HMCState,
+        step_size=lambda sigma: sigma,
+        target_acceptance_rate=0.8,
+        num_gradients=lambda info: info.num_integration_steps,
     ),
 }
 
@@ -50,7 +60,7 @@ class WarmupInfo(NamedTuple):
 
     acceptance_rate (num_chains,): mean over the last phase, in which the map was frozen; NaN if that has no step.
     num_nonfinite (num_chains,): non-finite proposals in the whole warm-up. num_gradients (num_chains,): of the
-    log-density, in all of it. history: what `keep` returned at each learning step, stacked.
+    log-density, beyond that of the start. history: what `keep` returned at each learning step, stacked.
     """
 
     acceptance_rate: Array
@@ -107,11 +117,11 @@ def warmup(
         kernel = hm.mala(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
-    if sampler not in _SAMPLERS:
-        raise ValueError(f"sampler must be one of {sorted(_SAMPLERS)}, got {sampler!r}.")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     kernel = adaptive_mala.build_kernel(scheme, step_size_gain=step_size_gain)
-    final_kernel, to_state, to_step_size, default_target, count_gradients = _SAMPLERS[sampler]
-    target = default_target if target_acceptance_rate is None else target_acceptance_rate
+    final = SAMPLERS[sampler]
+    target = final.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
 
     def learn(carry, key, num_steps):
         state, level, pause, num_nonfinite, count = carry
@@ -138,14 +148,14 @@ def warmup(
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
         chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count = carry
-        step_size, key = to_step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
-        chains, info = adaptive_mala.step_chains(final_kernel, key, chains, logdensity_fn, step_size, preconditioner)
+        step_size, key = final.step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
+        chains, info = adaptive_mala.step_chains(final.kernel, key, chains, logdensity_fn, step_size, preconditioner)
         error, running_rate = adaptive_mala.acceptance_error(chains, info, running_rate, target)
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
         total_rate = total_rate + info.acceptance_rate
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
-        num_gradients = num_gradients + count_gradients(info)
+        num_gradients = num_gradients + final.num_gradients(info)
         return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
@@ -163,12 +173,12 @@ def warmup(
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
         log_sigma, num_gradients = state.log_sigma, jnp.full(num_chains, num_learning, jnp.int32)
-        chains, running_rate = to_state(*state.chains), state.acceptance_rate
+        chains, running_rate = final.state(*state.chains), state.acceptance_rate
         carry = chains, log_sigma, log_sigma, running_rate, zeros, num_nonfinite, num_gradients, zero
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
         chains, _, log_sigma, _, total_rate, num_nonfinite, num_gradients, _ = carry
 
-        parameters = {"step_size": to_step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
+        parameters = {"step_size": final.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
         acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
         info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, history)
         return AdaptationResults(chains, parameters), info

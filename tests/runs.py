@@ -5,11 +5,12 @@ import jax
 import householder_mcmc as hm
 
 
-def warm_up_and_sample(logdensity, scheme, positions, num_warmup, num_draws):
+def warm_up_and_sample(logdensity, scheme, positions, num_warmup, num_draws, sampler="mala"):
     """Frozen draws of all chains after a warm-up: states and infos, leaves (num_draws, num_chains, ...)."""
     num_chains = jax.tree.leaves(positions)[0].shape[0]
-    (state, parameters), _ = hm.warmup(logdensity, scheme, num_chains).run(jax.random.key(0), positions, num_warmup)
-    kernel = hm.mala(logdensity, **parameters)
+    warmup = hm.warmup(logdensity, scheme, num_chains, sampler=sampler)
+    (state, parameters), _ = warmup.run(jax.random.key(0), positions, num_warmup)
+    kernel = {"mala": hm.mala, "hmc": hm.hmc}[sampler](logdensity, **parameters)
 
     def one_step(state, key):
         state, info = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)

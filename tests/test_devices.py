@@ -74,9 +74,10 @@ def test_two_ended_on_many_devices(axis):
     collectives = found["adaptive"]["two_ended"]
     always, at_times = sum(sizes(collectives["always"])), sum(sizes(collectives["at times"]))
     if axis == "dim":
-        assert always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS) and at_times < (RANK + 2 * 64) ** 2 / 2
-    else:
-        assert always < 3 * DIM and at_times < 1.01 * (2 * 10 * NUM_CHAINS * DIM)
+        assert RANK * NUM_CHAINS < always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS)
+        assert RANK**2 < at_times < 1.5 * (RANK + 64) ** 2
+    else:  # the position of a good chain and its score; draws and scores of ten steps
+        assert DIM < always < 2.1 * DIM and NUM_CHAINS * DIM < at_times < 1.01 * (2 * 10 * NUM_CHAINS * DIM)
         assert found["frozen"] == {"always": [], "at times": []}
 
 

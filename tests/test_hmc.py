@@ -1,4 +1,4 @@
-"""Quarter-period HMC against BlackJAX's HMC, and what it makes of times, bad values and bad input."""
+"""Quarter-period HMC against BlackJAX's HMC, its times, and what they are for."""
 
 import math
 
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blackjax.util import run_inference_algorithm
-from programs import assert_full_precision
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
@@ -55,15 +54,13 @@ def test_is_blackjaxs_hmc_on_the_pushed_forward_target(x64):
 
 @pytest.mark.parametrize("step_size, fewest, most", [(0.1, 12, 20), (0.4, 3, 5), (10.0, 1, 1), (1e-5, 1000, 1000)])
 def test_trajectories_take_about_a_quarter_of_a_period(step_size, fewest, most):
-    """Uniform times from 3/8 pi to 5/8 pi; 400 draws miss one of the ends with probability below 1e-7."""
-    kernel = hm.hmc.build_kernel()
-    state = hm.hmc.init(jnp.zeros(2), lambda x: -jnp.sum(x**2) / 2)
-    num_steps = jax.vmap(lambda key: kernel(key, state, lambda x: jnp.zeros(()), step_size, jnp.ones(2))[1])(
-        jax.random.split(jax.random.key(0), 400)
-    ).num_integration_steps
+    """Uniform times from 3/8 pi to 5/8 pi. An end has a probability of 0.017 or more: 2000 draws miss it with 1e-15."""
+    kernel = hm.hmc(lambda x: -jnp.sum(x**2) / 2, step_size, jnp.ones(2))
+    keys, state = jax.random.split(jax.random.key(0), 2000), kernel.init(jnp.zeros(2))
+    num_steps = jax.jit(jax.vmap(lambda key: kernel.step(key, state)[1]))(keys).num_integration_steps
     assert num_steps.min() == fewest and num_steps.max() == most
     if step_size == 0.1:
-        assert abs(num_steps.mean() * step_size - math.pi / 2) < 0.05  # five standard errors
+        assert abs(num_steps.mean() * step_size - math.pi / 2) < 0.03  # five standard errors
 
 
 def test_draws_of_a_whitened_gaussian_are_nearly_independent():
@@ -87,64 +84,6 @@ def test_draws_of_a_whitened_gaussian_are_nearly_independent():
         correlation = (centred[:, 1:] * centred[:, :-1]).mean() / centred.var()
         assert abs(correlation) < largest
     np.testing.assert_allclose(z.var(axis=(0, 1)), 1, atol=0.06)  # six standard errors
-
-
-def test_an_end_that_is_not_finite_is_rejected_and_flagged():
-    for value in (jnp.nan, jnp.inf, -jnp.inf):
-
-        def hole(x, value=value):
-            return jnp.where(jnp.sum(x**2) < 1.0, -0.5 * jnp.sum(x**2), value)
-
-        positions, info = chain(hm.hmc(hole, 0.5, jnp.ones(2)), jnp.zeros(2))
-        assert info.is_nonfinite.any() and info.is_accepted.any()
-        assert jnp.all(jnp.sum(positions**2, axis=1) < 1.0)
-        assert not jnp.any(info.is_accepted & info.is_nonfinite)
-        np.testing.assert_array_equal(info.acceptance_rate[info.is_nonfinite], 0)
-
-
-def test_a_gradient_that_is_not_finite_is_rejected_with_a_finite_density():
-    @jax.custom_jvp
-    def logdensity(x):
-        return -0.5 * jnp.sum(x**2)
-
-    @logdensity.defjvp
-    def _(primals, tangents):
-        (x,), (dx,) = primals, tangents
-        return logdensity(x), jnp.vdot(jnp.where(x[0] > 0.5, jnp.nan, -x), dx)
-
-    positions, info = chain(hm.hmc(logdensity, 1.4, jnp.ones(2)), jnp.zeros(2))  # one step: no further gradient
-    assert info.is_nonfinite.any() and jnp.all(positions[:, 0] <= 0.5)
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="step_size must be positive, got 0"):
-        hm.hmc(skewed_logdensity, 0, jnp.ones(DIM))
-    algorithm = hm.hmc(lambda x: jnp.sum(x) + jnp.nan, 0.1, jnp.ones(2))
-    with pytest.raises(ValueError, match="must be finite at the start"):
-        algorithm.init(jnp.zeros(2))
-    jax.jit(algorithm.init)(jnp.zeros(2))
-
-
-def test_positions_are_pytrees_of_their_own_dtype(dtype):
-    """A dict of mixed shapes walks the path of its ravelled twin."""
-
-    def logdensity(position):
-        return skewed_logdensity(jnp.concatenate([position["a"][None], position["b"].ravel()]))
-
-    x = jnp.linspace(-1, 1, DIM, dtype=dtype)
-    tree, info = chain(hm.hmc(logdensity, STEP_SIZE, np.linspace(0.5, 1.5, DIM)), {"b": x[1:].reshape(2, 2), "a": x[0]})
-    flat, _ = chain(hm.hmc(skewed_logdensity, STEP_SIZE, np.linspace(0.5, 1.5, DIM)), x)
-    assert tree["b"].dtype == info.acceptance_rate.dtype == dtype
-    tol = 1e4 * jnp.finfo(dtype).eps  # rounding, carried along 200 trajectories
-    np.testing.assert_allclose(jnp.c_[tree["a"], tree["b"].reshape(200, -1)], flat, rtol=tol, atol=tol)
-
-
-def test_products_ask_for_full_precision():
-    """GPUs default to less; a CPU would not show it."""
-    for preconditioner in (a_map(), hm.LowRank(jnp.ones(DIM), jnp.eye(2, DIM), jnp.ones(2)), hm.Dense(jnp.eye(DIM))):
-        algorithm = hm.hmc(skewed_logdensity, 0.1, preconditioner)
-        program = jax.make_jaxpr(algorithm.step)(jax.random.key(0), algorithm.init(jnp.zeros(DIM)))
-        assert_full_precision(program.jaxpr)
 
 
 def test_has_blackjaxs_shape():

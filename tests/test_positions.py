@@ -24,10 +24,10 @@ def logdensity(position):
     return -0.5 * (jnp.sum(position["b"]["w"] ** 2) + position["a"] ** 2 / 4 + jnp.sum((position["c"][0] - 1) ** 2) / 9)
 
 
-def run(position, scheme=None):
+def run(position, scheme=None, sampler="mala"):
     """Warm-up, then ten frozen draws of every chain: positions and infos."""
     positions = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM_CHAINS), position)
-    states, infos = warm_up_and_sample(logdensity, scheme or hm.eigen(2), positions, 200, 10)
+    states, infos = warm_up_and_sample(logdensity, scheme or hm.eigen(2), positions, 200, 10, sampler)
     return states.position, infos
 
 
@@ -51,11 +51,12 @@ def test_float32_stays_float32_with_x64(x64):
     assert infos.acceptance_rate.dtype == jnp.float32
 
 
-def test_mixed_dtypes_work(x64):
+@pytest.mark.parametrize("sampler", ["mala", "hmc"])
+def test_mixed_dtypes_work(x64, sampler):
     """Each leaf in its own, the linear algebra in the widest."""
     mixed = nested(jnp.float64) | {"a": jnp.asarray(0.5, jnp.float32)}
     with warnings.catch_warnings(action="error"):
-        xs, infos = run(mixed)
+        xs, infos = run(mixed, sampler=sampler)
     assert xs["a"].dtype == jnp.float32
     assert xs["b"]["w"].dtype == jnp.float64
     assert 0.2 < infos.acceptance_rate.mean() <= 1

@@ -68,6 +68,14 @@ def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, strict):
 
 
 @pytest.mark.slow
+def test_hmc_and_its_warm_up_run_under_strict_checks(strict):
+    warm_up = hm.warmup(skewed_logdensity, hm.diagonal(), NUM_CHAINS, sampler="hmc")
+    (state, parameters), _ = warm_up.run(jax.random.key(0), starts(), 20)
+    kernel = hm.hmc(skewed_logdensity, **parameters)
+    jax.jit(jax.vmap(kernel.step))(jax.random.split(jax.random.key(1), NUM_CHAINS), state)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
 def test_variational_fits_run_under_strict_checks(family, strict):
     """With optax's SGD: its Adam itself promotes dtypes."""

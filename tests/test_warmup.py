@@ -76,9 +76,19 @@ def test_the_last_phase_keeps_the_map():
     )
 
 
+@pytest.mark.parametrize("sampler, target", [("mala", 0.75), ("hmc", 0.65)])
+def test_a_target_of_ones_own(sampler, target):
+    warmup = hm.warmup(skewed_logdensity, hm.diagonal(), NUM_CHAINS, sampler=sampler, target_acceptance_rate=target)
+    (state, parameters), _ = warmup.run(jax.random.key(0), starts(), num_steps=1000)
+    kernel = {"mala": hm.mala, "hmc": hm.hmc}[sampler]
+    acceptance = sample(skewed_logdensity, state, parameters, 2000, sampler=kernel)
+    assert abs(acceptance.mean() - target) < 0.05  # as in test_returns_what_mala_takes
+
+
+@pytest.mark.parametrize("sampler", ["mala", "hmc"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 9, 10])
-def test_short_warmups(num_steps):
-    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS)
+def test_short_warmups(num_steps, sampler):
+    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS, sampler=sampler)
     (state, parameters), info = warmup.run(jax.random.key(0), starts(), num_steps)
     chex.assert_tree_all_finite((state, parameters))
     assert jnp.all(jnp.isnan(info.acceptance_rate)) == (num_steps < 10)

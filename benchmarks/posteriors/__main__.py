@@ -7,8 +7,8 @@ takes 2000 + 4 d steps, after which MALA, or HMC or NUTS with the step size of H
 take 500 draws a chain. NUTS and HMC draw until the gradients are used up, 300 a chain at least. ESS is ArviZ's bulk ESS
 per 1000 gradients of warm-up and sampling together, of x and of (x - mean)^2, over all parameters. Explored is the
 range of the variance over the reference; an ESS counts if that is in 0.8-1.25 and R-hat below 1.05. Seconds are of
-sampling alone, on one core. Left out are a dense metric from d = 1000 on, and on the Gaussians of d = 1000 NUTS with a
-diagonal metric and our map learnt in each chain. Writes
+sampling alone, on one core. Left out are a dense metric from d = 500 on, on the Gaussians of d = 1000 NUTS with a
+diagonal metric and our map learnt in each chain, and nutpie on stochastic volatility. Writes
 `posteriors.csv` and `posteriors.md`.
 """
 

@@ -168,11 +168,12 @@ def _log_gaussian_cox():
 
 def _cox_grid(kernel):
     """Chains start in draws of the prior."""
-    data = {name: np.load(cox_grid.PATH)[f"{kernel}/{name}"] for name in ("counts", "mean", "sd")}
+    with np.load(cox_grid.PATH) as file:
+        data = {name: file[f"{kernel}/{name}"] for name in ("counts", "mean", "sd")}
     factor = np.linalg.cholesky(cox_grid.covariance(kernel))
 
     def starts(seed, num_chains):
-        noise = np.random.default_rng(seed).normal(size=(num_chains, len(factor)))
+        noise = np.random.default_rng([seed, 1]).normal(size=(num_chains, len(factor)))  # not that of the data
         return jnp.asarray(cox_grid.level() + noise @ factor.T)
 
     return Problem(cox_grid.logdensity(kernel, data["counts"]), starts, data["mean"], data["sd"] ** 2)

@@ -1,0 +1,172 @@
+"""What every kernel to freeze must do, whatever it proposes: one contract for `hm.mala` and `hm.hmc`."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import assert_full_precision
+from targets import skewed_logdensity
+
+import householder_mcmc as hm
+
+DIM = 5
+SAMPLERS = {"mala": (hm.mala, 0.3), "hmc": (hm.hmc, 0.4)}
+
+
+@pytest.fixture(params=SAMPLERS)
+def sampler(request):
+    """(logdensity, preconditioner, factor of a usual step size) -> kernel."""
+    build, step_size = SAMPLERS[request.param]
+    return lambda logdensity, preconditioner, factor=1.0: build(logdensity, factor * step_size, preconditioner)
+
+
+def chain(kernel, position, num_steps=200, seed=1):
+    def one_step(state, key):
+        state, info = kernel.step(key, state)
+        return state, (state.position, info)
+
+    keys = jax.random.split(jax.random.key(seed), num_steps)
+    return jax.lax.scan(one_step, kernel.init(position), keys)[1]
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_nonfinite_proposals_are_rejected_and_flagged(sampler, value):
+    def hole(x):
+        return jnp.where(jnp.sum(x**2) < 1.0, -0.5 * jnp.sum(x**2), value)
+
+    positions, info = chain(sampler(hole, jnp.ones(2), 2), jnp.zeros(2))
+    assert info.is_nonfinite.any() and info.is_accepted.any()
+    assert jnp.all(jnp.sum(positions**2, axis=1) < 1.0)
+    assert not jnp.any(info.is_accepted & info.is_nonfinite)
+    np.testing.assert_array_equal(info.acceptance_rate[info.is_nonfinite], 0)
+
+
+def test_nonfinite_gradient_with_finite_density_is_rejected(sampler):
+    @jax.custom_jvp
+    def logdensity(x):
+        return -0.5 * jnp.sum(x**2)
+
+    @logdensity.defjvp
+    def _(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        slope = jnp.where(x[0] > 0.5, jnp.nan, -x)
+        return logdensity(x), jnp.vdot(slope, dx)
+
+    # HMC takes one step here, so that no further gradient is asked for
+    positions, info = chain(sampler(logdensity, jnp.ones(2), 3.5), jnp.zeros(2))
+    assert info.is_nonfinite.any() and info.is_accepted.any() and jnp.all(positions[:, 0] <= 0.5)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_nonfinite_start_raises_unless_traced(sampler, value):
+    kernel = sampler(lambda x: jnp.sum(x) + value, jnp.ones(2))
+    with pytest.raises(ValueError, match="must be finite at the start"):
+        kernel.init(jnp.zeros(2))
+    jax.jit(kernel.init)(jnp.zeros(2))
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_bad_start_under_jit_is_left_at_once_and_flagged(sampler, value):
+    """For the first finite proposal."""
+
+    def logdensity(x):
+        return jnp.where(jnp.abs(x[0] - 6) < 1e-3, value, -0.5 * jnp.sum(x**2))
+
+    kernel = sampler(logdensity, jnp.ones(2))
+    state, info = jax.jit(kernel.step)(jax.random.key(0), jax.jit(kernel.init)(jnp.array([6.0, 0.0])))
+    assert info.is_accepted and info.is_nonfinite and jnp.isfinite(state.logdensity)
+
+
+def test_a_step_size_that_is_not_a_number_moves_nothing(sampler):
+    @jax.jit
+    def step(factor):
+        kernel = sampler(skewed_logdensity, jnp.ones(DIM), factor)
+        return kernel.step(jax.random.key(0), kernel.init(jnp.zeros(DIM)))
+
+    state, info = step(jnp.nan)
+    assert info.is_nonfinite and not info.is_accepted and info.acceptance_rate == 0
+    np.testing.assert_array_equal(state.position, 0)
+
+
+def test_an_improvement_beyond_the_range_of_exp_is_accepted(sampler):
+    kernel = sampler(lambda x: -1e5 * x[0] ** 2, jnp.full(1, 1e-6))
+    state, info = kernel.step(jax.random.key(0), kernel.init(jnp.array([100.0])))
+    assert info.acceptance_rate == 1 and info.is_accepted
+
+
+@pytest.mark.parametrize("make", [lambda: np.ones(DIM), lambda: hm.Diagonal(np.ones(DIM))])
+def test_float32_positions_stay_float32_with_x64(x64, sampler, make):
+    positions, info = chain(sampler(skewed_logdensity, make(), np.float64(1)), jnp.zeros(DIM, jnp.float32), 3)
+    assert positions.dtype == info.acceptance_rate.dtype == jnp.float32
+
+
+def test_bad_parameters(sampler):
+    with pytest.raises(ValueError, match="step_size must be positive, got -"):
+        sampler(skewed_logdensity, jnp.ones(DIM), -1)
+    with pytest.raises(ValueError, match="must have positive variances"):
+        sampler(skewed_logdensity, jnp.zeros(DIM))
+    for length in (1, DIM + 1):
+        kernel = sampler(skewed_logdensity, jnp.ones(length))
+        with pytest.raises(ValueError, match=rf"expected a vector of shape \({length},\), got shape \(5,\)"):
+            kernel.step(jax.random.key(0), kernel.init(jnp.zeros(DIM)))
+
+
+class Halves(NamedTuple):
+    """A user's own map, without an inverse: L = scale I."""
+
+    scale: jax.Array
+
+    def apply(self, z):
+        return self.scale * z
+
+    def apply_transpose(self, g):
+        return self.scale * g
+
+    def to_dense(self):
+        return self.scale * jnp.eye(DIM)
+
+
+def test_a_map_of_ones_own_needs_no_inverse(sampler):
+    own, _ = chain(sampler(skewed_logdensity, Halves(jnp.array(0.5))), jnp.zeros(DIM), 20)
+    ours, _ = chain(sampler(skewed_logdensity, hm.Diagonal(jnp.full(DIM, 0.5))), jnp.zeros(DIM), 20)
+    np.testing.assert_allclose(own, ours, rtol=1e-5, atol=1e-5)
+
+
+def test_products_ask_for_full_precision(sampler):
+    """GPUs default to less; a CPU would not show it."""
+    for preconditioner in (
+        hm.Dense(jnp.eye(DIM)),
+        hm.LowRank(jnp.ones(DIM), jnp.eye(2, DIM), jnp.ones(2)),
+        hm.Householder(hm.reflections.compact(jnp.eye(2, DIM)), jnp.ones(DIM)),
+        hm.Householder(hm.reflections.sequential(jnp.eye(2, DIM)), jnp.ones(DIM)),
+    ):
+        kernel = sampler(skewed_logdensity, preconditioner)
+        program = jax.make_jaxpr(kernel.step)(jax.random.key(0), kernel.init(jnp.zeros(DIM)))
+        assert_full_precision(program.jaxpr)
+
+
+def test_positions_are_pytrees(sampler):
+    """A dict of mixed shapes walks the path of its ravelled twin."""
+
+    def logdensity(position):
+        return skewed_logdensity(jnp.concatenate([position["a"][None], position["b"].ravel()]))
+
+    x = jnp.linspace(-1, 1, DIM)
+    variances = jnp.linspace(0.5, 1.5, DIM)
+    position = {"b": x[1:].reshape(2, 2), "a": x[0]}
+    tree, _ = chain(sampler(logdensity, variances), position)
+    flat, _ = chain(sampler(skewed_logdensity, variances), x)
+    assert tree["b"].shape == (200, 2, 2)
+    np.testing.assert_allclose(jnp.c_[tree["a"], tree["b"].reshape(200, -1)], flat, rtol=1e-5, atol=1e-5)
+
+
+def test_vmap_over_chains_agrees_with_single_runs(sampler):
+    kernel = sampler(skewed_logdensity, jnp.linspace(0.5, 1.5, DIM))
+    starts = jax.random.normal(jax.random.key(0), (3, DIM))
+    keys = jax.random.split(jax.random.key(2), 3)
+    together, _ = jax.vmap(kernel.step)(keys, jax.vmap(kernel.init)(starts))
+    for i in range(3):
+        alone, _ = kernel.step(keys[i], kernel.init(starts[i]))
+        np.testing.assert_allclose(together.position[i], alone.position, rtol=1e-5, atol=1e-6)
