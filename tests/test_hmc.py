@@ -8,21 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blackjax.util import run_inference_algorithm
+from runs import chain
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
 from householder_mcmc.hmc import HMCInfo
 
 DIM, STEP_SIZE = 5, 0.4
-
-
-def chain(algorithm, position, num_steps=200, seed=1):
-    def one_step(state, key):
-        state, info = algorithm.step(key, state)
-        return state, (state.position, info)
-
-    keys = jax.random.split(jax.random.key(seed), num_steps)
-    return jax.lax.scan(one_step, algorithm.init(position), keys)[1]
 
 
 def a_map(dtype=jnp.float32):

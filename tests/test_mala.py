@@ -9,21 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import chain
 from scipy.stats import multivariate_normal
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
 
 DIM, STEP_SIZE = 5, 0.3
-
-
-def chain(algorithm, position, num_steps=200, seed=1):
-    def one_step(state, key):
-        state, info = algorithm.step(key, state)
-        return state, (state.position, info)
-
-    keys = jax.random.split(jax.random.key(seed), num_steps)
-    return jax.lax.scan(one_step, algorithm.init(position), keys)[1]
 
 
 def nonsymmetric_root():

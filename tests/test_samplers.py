@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import assert_full_precision
+from runs import chain
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
@@ -20,15 +21,6 @@ def sampler(request):
     """(logdensity, preconditioner, factor of a usual step size) -> kernel."""
     build, step_size = SAMPLERS[request.param]
     return lambda logdensity, preconditioner, factor=1.0: build(logdensity, factor * step_size, preconditioner)
-
-
-def chain(kernel, position, num_steps=200, seed=1):
-    def one_step(state, key):
-        state, info = kernel.step(key, state)
-        return state, (state.position, info)
-
-    keys = jax.random.split(jax.random.key(seed), num_steps)
-    return jax.lax.scan(one_step, kernel.init(position), keys)[1]
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
