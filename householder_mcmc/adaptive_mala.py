@@ -183,7 +183,7 @@ def _warn_of_lasting_gains(scheme, step_size_gain):
         )
 
 
-def step_chains(kernel, rng_key, chains, *args) -> tuple[mala.MALAState, NamedTuple]:
+def step_chains(kernel: Callable, rng_key, chains, *args) -> tuple[NamedTuple, NamedTuple]:
     """One transition of every chain. args: what the kernel takes after the state, shared."""
     keys = jax.random.split(rng_key, chains.logdensity.shape[0])
     return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)

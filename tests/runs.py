@@ -21,7 +21,7 @@ def warm_up_and_sample(logdensity, scheme, positions, num_warmup, num_draws, sam
     num_chains = jax.tree.leaves(positions)[0].shape[0]
     warmup = hm.warmup(logdensity, scheme, num_chains, sampler=sampler)
     (state, parameters), _ = warmup.run(jax.random.key(0), positions, num_warmup)
-    kernel = {"mala": hm.mala, "hmc": hm.hmc}[sampler](logdensity, **parameters)
+    kernel = getattr(hm, sampler)(logdensity, **parameters)
 
     def one_step(state, key):
         state, info = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)

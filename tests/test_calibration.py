@@ -108,16 +108,16 @@ def assert_uniform(found):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model, preconditioner, sampler, step_size",
+    "model, preconditioner, sampler, step_size, highest",
     [
-        ("normal", "low rank", hm.mala, 0.5),
-        ("logistic", "householder", hm.mala, 1.0),
-        ("logistic", "low rank", hm.hmc, 1.2),  # trajectories of one and of two steps
+        ("normal", "low rank", hm.mala, 0.5, 0.9),
+        ("logistic", "householder", hm.mala, 1.0, 0.9),
+        ("logistic", "low rank", hm.hmc, 1.2, 0.92),  # trajectories of one and of two steps
     ],
 )
-def test_frozen_kernels_are_calibrated(model, preconditioner, sampler, step_size):
+def test_frozen_kernels_are_calibrated(model, preconditioner, sampler, step_size, highest):
     found, acceptance = ranks(MODELS[model], MAPS[preconditioner], sampler, step_size)
-    assert 0.3 < acceptance < 0.92
+    assert 0.3 < acceptance < highest
     assert_uniform(found)
 
 

@@ -95,7 +95,7 @@ def test_float32_positions_stay_float32_with_x64(x64, sampler, make):
 
 
 def test_bad_parameters(sampler):
-    with pytest.raises(ValueError, match="step_size must be positive, got -"):
+    with pytest.raises(ValueError, match=r"step_size must be positive, got -0\.[34]"):
         sampler(skewed_logdensity, jnp.ones(DIM), -1)
     with pytest.raises(ValueError, match="must have positive variances"):
         sampler(skewed_logdensity, jnp.zeros(DIM))
@@ -161,4 +161,4 @@ def test_vmap_over_chains_agrees_with_single_runs(sampler):
     together, _ = jax.vmap(kernel.step)(keys, jax.vmap(kernel.init)(starts))
     for i in range(3):
         alone, _ = kernel.step(keys[i], kernel.init(starts[i]))
-        np.testing.assert_allclose(together.position[i], alone.position, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(together.position[i], alone.position, rtol=1e-6)
