@@ -26,7 +26,7 @@ from blackjax.mcmc.metrics import LowRankInverseMassMatrix, gaussian_euclidean_l
 
 import householder_mcmc as hm
 from householder_mcmc import online_pca, reflections
-from householder_mcmc.adaptive_mala import step_chains
+from householder_mcmc.adaptive import step_chains
 
 NUM_RUNS = 7
 _WORD = 4  # bytes of a float32

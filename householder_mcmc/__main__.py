@@ -20,8 +20,8 @@ from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
 from householder_mcmc import item_response, report, results
-from householder_mcmc.adaptive_mala import ravel_chains, step_chains
-from householder_mcmc.warmup import SAMPLERS
+from householder_mcmc.adaptive import ravel_chains, step_chains
+from householder_mcmc.samplers import SAMPLERS
 
 # The schemes of `householder_mcmc`, with the gains to use where the map is frozen after warm-up.
 SCHEMES = {

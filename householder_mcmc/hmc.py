@@ -24,7 +24,6 @@ from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api"]
 
 _SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
-_MOST_STEPS = 1000  # of a trajectory; it is shorter than a quarter period below a step size of 0.002
 
 
 class HMCInfo(NamedTuple):
@@ -48,8 +47,11 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
     return HMCState(*mala.init(position, logdensity_fn))
 
 
-def build_kernel() -> Callable:
-    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
+def build_kernel(most_steps: int | Array = 1000) -> Callable:
+    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info).
+
+    most_steps (): of a trajectory; by default it is shorter than a quarter period below a step size of 0.002.
+    """
 
     def kernel(
         rng_key: PRNGKey, state: HMCState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
@@ -61,7 +63,7 @@ def build_kernel() -> Callable:
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
         time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
-        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), _MOST_STEPS).astype(jnp.int32)
+        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most_steps).astype(jnp.int32)
 
         def whiten(logdensity_grad):
             return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])

@@ -44,6 +44,7 @@ class TwoEndedState(NamedTuple):
     variances: Array
     pairs: Array
     preconditioner: LowRank
+    corrections: Array
 
 
 def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, negligible: float = 1.2) -> Scheme:
@@ -85,6 +86,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
             variances=jnp.zeros((2, dim), dtype),
             pairs=jnp.zeros((2, num, dim), dtype),
             preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
+            corrections=jnp.zeros(num, dtype),
         )
 
     def update_fn(state, positions, scores=None):
@@ -101,6 +103,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
         new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
 
+        corrections = _correct(state, new, jnp.where(number < 2, 0, weight))
         variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
         units = jnp.stack([1 / scales, scales])[:, None]
@@ -108,22 +111,38 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         pairs, directions = _lead(rows, units, state.pairs.shape[1])
         preconditioner = LowRank(scales, *_balance(rows * units, directions))
 
-        of_block = jnp.mean(_whiten(preconditioner, new * units) ** 2, axis=1) / units[:, 0] ** 2
+        corrected = preconditioner._replace(eigenvalues=preconditioner.eigenvalues * jnp.exp(corrections))
+        of_block = jnp.mean(_whiten(corrected, new * units) ** 2, axis=1) / units[:, 0] ** 2
         variances = variances + weight * (of_block - variances)
-        learnt = state._replace(mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner)
+        learnt = state._replace(
+            mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner, corrections=corrections
+        )
         is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
         return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), learnt, state)
 
     def preconditioner_fn(state):
         scales, eigenvectors, eigenvalues = state.preconditioner
+        eigenvalues = eigenvalues * jnp.exp(state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
-        return LowRank(scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
+        level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))
+        return LowRank(level * scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
 
     def forget_fn(state, positions):
         del positions
         return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
 
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
+
+
+def _correct(state, new, weight):
+    """Running means (rank,) of the logarithms of eigenvalues of draws yet to be learnt from over those in the map."""
+    scales, eigenvectors, eigenvalues = state.preconditioner
+    along = jnp.stack([project(eigenvectors, new[0] / scales), project(eigenvectors, new[1] * scales)])
+    draws, scores = jnp.mean(along**2, axis=2)
+    is_known = (draws > 0) & (scores > 0)
+    ratio = jnp.where(is_known, jnp.log(draws / jnp.where(is_known, scores, 1)) / 2 - jnp.log(eigenvalues), 0)
+    corrections = jnp.where(weight > 0, state.corrections, 0)
+    return corrections + weight * (ratio - corrections)
 
 
 def _scales(variances, old):

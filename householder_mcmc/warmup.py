@@ -12,12 +12,13 @@ from blackjax.adaptation.base import AdaptationResults
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
-from householder_mcmc import adaptive_mala, hmc, mala
+from householder_mcmc import adaptive
 from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
+from householder_mcmc.samplers import SAMPLERS
 from householder_mcmc.schemes import Scheme
 
-__all__ = ["SAMPLERS", "Sampler", "WarmupInfo", "warmup"]
+__all__ = ["WarmupInfo", "warmup"]
 
 # Steps after a climb that end before the learner starts anew: by then the step size fits the map that it starts from.
 _PAUSE = 10
@@ -25,34 +26,6 @@ _PAUSE = 10
 # Of the last phase: steps on log sigma, and their average.
 _TUNE_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
-
-
-class Sampler(NamedTuple):
-    """A kernel to freeze, and its state. step_size: sigma -> the kernel's. num_gradients: info -> of a transition."""
-
-    kernel: Callable
-    state: Callable
-    step_size: Callable
-    target_acceptance_rate: float
-    num_gradients: Callable
-
-
-SAMPLERS = {
-    "mala": Sampler(
-        kernel=mala.build_kernel(),
-        state=mala.MALAState,
-        step_size=lambda sigma: sigma**2 / 2,
-        target_acceptance_rate=0.574,
-        num_gradients=lambda info: jnp.ones_like(info.is_accepted, jnp.int32),
-    ),
-    "hmc": Sampler(
-        kernel=hmc.build_kernel(),
-        state=hmc.HMCState,
-        step_size=lambda sigma: sigma,
-        target_acceptance_rate=0.8,
-        num_gradients=lambda info: info.num_integration_steps,
-    ),
-}
 
 
 class WarmupInfo(NamedTuple):
@@ -79,7 +52,7 @@ def warmup(
     step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
     keep: Callable = lambda state, info: None,
 ) -> AdaptationAlgorithm:
-    """Learn a preconditioner and a step size with `adaptive_mala`, and return them frozen.
+    """Learn a preconditioner and a step size while chains run a sampler, and return both frozen.
 
     The last tenth of the steps keeps the map and adapts only the step size of the sampler, and averages it. Before that
     the learner starts anew whenever the log-density of a chain has risen as it does on the way from a far start, and
@@ -91,11 +64,12 @@ def warmup(
     logdensity_fn, scheme, num_chains, step_size_gain
         As for `adaptive_mala`.
     sampler
-        What the last phase runs and tunes: "mala" or "hmc", whose steps take several gradients each.
+        "mala", as in `adaptive_mala`, or "hmc", whose transitions take several gradients each: one at first, and then
+        trajectories of up to a quarter period that grow by a leapfrog step at every 8th transition.
     target_acceptance_rate
-        Of the sampler; by default 0.574 for MALA and 0.8 for HMC. (The chains learn with MALA at 0.574.)
+        What the step size is tuned to; by default 0.574 for MALA and 0.8 for HMC.
     keep
-        (AdaptiveMALAState, AdaptiveMALAInfo) -> what to keep of a learning step. Nothing by default: memory does not
+        (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
 
     Returns
@@ -119,19 +93,20 @@ def warmup(
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
-    kernel = adaptive_mala.build_kernel(scheme, step_size_gain=step_size_gain)
-    final = SAMPLERS[sampler]
-    target = final.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
+    sampler = SAMPLERS[sampler]
+    target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
+    kernel = adaptive.build_kernel(scheme, sampler, target, step_size_gain)
 
     def learn(carry, key, num_steps):
-        state, level, pause, num_nonfinite, count = carry
+        state, level, pause, num_nonfinite, num_gradients, count = carry
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
         state, level, pause = start_anew_after_a_climb(state, level, pause, 2 * count < num_steps)
-        return (state, level, pause, num_nonfinite + info.is_nonfinite.astype(jnp.int32), count + 1), keep(state, info)
+        num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
+        return (state, level, pause, num_nonfinite, num_gradients + info.num_gradients, count + 1), keep(state, info)
 
     def start_anew_after_a_climb(state, level, pause, is_early):
         """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
-        x, _ = adaptive_mala.good_draws(state.chains)
+        x, _ = adaptive.good_draws(state.chains)
         logdensity = state.chains.logdensity
         rise, dim = logdensity - level, x.shape[1]
         climb = 10 + jnp.where(is_early, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
@@ -148,37 +123,36 @@ def warmup(
     def tune(carry, key, preconditioner):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
         chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count = carry
-        step_size, key = final.step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
-        chains, info = adaptive_mala.step_chains(final.kernel, key, chains, logdensity_fn, step_size, preconditioner)
-        error, running_rate = adaptive_mala.acceptance_error(chains, info, running_rate, target)
+        step_size, key = sampler.step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
+        chains, info = adaptive.step_chains(sampler.kernel, key, chains, logdensity_fn, step_size, preconditioner)
+        error, running_rate = adaptive.acceptance_error(chains, info, running_rate, target)
         log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
         total_rate = total_rate + info.acceptance_rate
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
-        num_gradients = num_gradients + final.num_gradients(info)
+        num_gradients = num_gradients + sampler.num_gradients(info)
         return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count + 1), None
 
     @partial(jax.jit, static_argnames="num_steps")
     def adapt(rng_key, state, num_steps):
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
-        zero = jnp.zeros((), jnp.int32)
-        carry = state, state.chains.logdensity, zero, jnp.zeros(num_chains, jnp.int32), zero
+        zero, none = jnp.zeros((), jnp.int32), jnp.zeros(num_chains, jnp.int32)
+        carry = state, state.chains.logdensity, zero, none, none, zero
         num_learning = num_steps - num_final
         carry, history = jax.lax.scan(
             lambda carry, _: learn(carry, key_learn, num_learning), carry, length=num_learning
         )
-        state, _, _, num_nonfinite, _ = carry
+        state, _, _, num_nonfinite, num_gradients, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
-        log_sigma, num_gradients = state.log_sigma, jnp.full(num_chains, num_learning, jnp.int32)
-        chains, running_rate = final.state(*state.chains), state.acceptance_rate
+        chains, log_sigma, running_rate = state.chains, state.log_sigma, state.acceptance_rate
         carry = chains, log_sigma, log_sigma, running_rate, zeros, num_nonfinite, num_gradients, zero
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
         chains, _, log_sigma, _, total_rate, num_nonfinite, num_gradients, _ = carry
 
-        parameters = {"step_size": final.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
+        parameters = {"step_size": sampler.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
         acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
         info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, history)
         return AdaptationResults(chains, parameters), info
@@ -186,7 +160,7 @@ def warmup(
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):
         if num_steps < 0:
             raise ValueError(f"num_steps must not be negative, got {num_steps}.")
-        state = adaptive_mala.init(positions, logdensity_fn, scheme, num_chains)
+        state = adaptive.init(positions, logdensity_fn, scheme, sampler, num_chains)
         return adapt(rng_key, state, num_steps)
 
     return AdaptationAlgorithm(run)

@@ -80,19 +80,20 @@ def test_one_step_is_algorithm_1():
     scheme = hm.eigen(2)
     sampler = hm.adaptive_mala(skewed_logdensity, scheme, NUM_CHAINS, target_acceptance_rate=0.6)
     state = sampler.init(starts())
-    np.testing.assert_allclose(state.step_size, (0.5 * DIM**-0.25) ** 2 / 2, rtol=1e-6)
+    np.testing.assert_allclose(jnp.exp(state.log_sigma), 0.5 * DIM**-0.25, rtol=1e-6)
     errors = []
     for seed in range(8):
         key = jax.random.key(seed)
         new, info = sampler.step(key, state)
-        kernel = hm.mala(skewed_logdensity, state.step_size, scheme.preconditioner(state.scheme))
+        kernel = hm.mala(skewed_logdensity, jnp.exp(2 * state.log_sigma) / 2, scheme.preconditioner(state.scheme))
         chains, chain_info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state.chains)
         chex.assert_trees_all_close(new.chains, chains, rtol=1e-5, atol=1e-6)
         chex.assert_trees_all_close(new.scheme, scheme.update(state.scheme, chains.position), rtol=1e-4, atol=1e-5)
         error = chain_info.acceptance_rate.mean() - 0.6  # no chain is stuck
         moved = (state.count + 2.0) ** -0.7 * error
         np.testing.assert_allclose(new.log_sigma - state.log_sigma, moved, rtol=1e-3, atol=1e-6)
-        np.testing.assert_allclose(info.step_size, state.step_size)
+        np.testing.assert_allclose(info.step_size, jnp.exp(2 * state.log_sigma) / 2, rtol=1e-6)
+        np.testing.assert_array_equal(info.num_gradients, 1)
         errors.append(error)
         assert new.count == (0 if np.all(np.sign(errors) == np.sign(errors[0])) else state.count + 1)
         state = new

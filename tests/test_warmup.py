@@ -46,7 +46,9 @@ def test_returns_what_mala_takes(dtype):
 
 def test_tunes_hmc(dtype):
     """To its own acceptance, and counts its gradients."""
-    warmup = hm.warmup(skewed_logdensity, hm.two_ended(2), NUM_CHAINS, sampler="hmc")
+    warmup = hm.warmup(
+        skewed_logdensity, hm.two_ended(2), NUM_CHAINS, sampler="hmc", keep=lambda state, info: info.num_gradients
+    )
     (state, parameters), info = warmup.run(jax.random.key(0), starts(dtype), num_steps=1000)
     assert parameters["step_size"].dtype == state.position.dtype == dtype
     chex.assert_tree_all_finite((state, parameters, info))
@@ -54,7 +56,27 @@ def test_tunes_hmc(dtype):
     acceptance = sample(skewed_logdensity, state, parameters, 2000, sampler=hm.hmc)
     assert abs(acceptance.mean() - 0.8) < 0.05
     per_step = np.pi / 2 / parameters["step_size"]
-    assert jnp.all(jnp.abs((info.num_gradients - 900) / 100 - per_step) < 0.5 * per_step)
+    of_last_phase = info.num_gradients - info.history.sum(axis=0)
+    assert jnp.all(jnp.abs(of_last_phase / 100 - per_step) < 0.5 * per_step)
+
+
+def test_trajectories_grow_while_hmc_learns():
+    """By a step at every 8th transition from where the acceptance crosses its target on, up to a quarter period."""
+    warmup = hm.warmup(
+        lambda x: -0.5 * jnp.sum(x**2),
+        hm.none(),
+        NUM_CHAINS,
+        sampler="hmc",
+        target_acceptance_rate=0.99,
+        keep=lambda state, info: (state.count, info.num_gradients, info.step_size),
+    )
+    _, info = warmup.run(jax.random.key(0), starts(), num_steps=400)
+    count, num_gradients, step_size = info.history
+    most = 1 + np.append(0, count[:-1]) // 8
+    quarter = np.round(1.25 * np.pi / 2 / np.asarray(step_size))
+    assert np.all(num_gradients <= np.minimum(most, quarter)[:, None])
+    assert np.all(num_gradients[most < 4] == most[most < 4, None]) and quarter.min() > 4
+    assert count[-1] > 300 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
 
 
 def test_unknown_sampler():

@@ -1,0 +1,171 @@
+"""Many chains of a sampler learn one preconditioner and one step size, at every step.
+
+Source: Hird & Livingstone (2026), Algorithms 1 and 2, of which MALA is the sampler.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
+from jax.flatten_util import ravel_pytree
+
+from householder_mcmc import mala
+from householder_mcmc.gains import STEP_SIZE_GAIN
+from householder_mcmc.samplers import Sampler
+from householder_mcmc.schemes import Scheme
+
+__all__ = [
+    "AdaptiveState",
+    "AdaptiveInfo",
+    "init",
+    "build_kernel",
+    "step_chains",
+    "acceptance_error",
+    "good_draws",
+    "ravel_chains",
+]
+
+# Of the running means of the chains' acceptance: their memory in steps, and what a stuck chain is taken to accept.
+_ACCEPTANCE_MEMORY = 50
+_SMALLEST_RATE = 0.01
+
+
+class AdaptiveState(NamedTuple):
+    """State of the chains and of all that is learnt.
+
+    chains: states of the sampler with a leading chain axis. scheme: state of the learner. log_sigma (): log of the
+    scale of a move in whitened coordinates. acceptance_rate (num_chains,): running means. side (): +1 or -1, on
+    which side of its target the acceptance was at first; 0 before. count (): steps since it has been on both.
+    """
+
+    chains: NamedTuple
+    scheme: NamedTuple
+    log_sigma: Array
+    acceptance_rate: Array
+    side: Array
+    count: Array
+
+    @property
+    def position(self) -> ArrayTree:
+        """The chains' positions, with a leading chain axis."""
+        return self.chains.position
+
+
+class AdaptiveInfo(NamedTuple):
+    """What happened in a step.
+
+    acceptance_rate, is_accepted, is_nonfinite (num_chains,): as in `MALAInfo`. num_gradients (num_chains,): of the
+    log-density. step_size (): the one used.
+    """
+
+    acceptance_rate: Array
+    is_accepted: Array
+    is_nonfinite: Array
+    num_gradients: Array
+    step_size: Array
+
+
+def init(
+    positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, sampler: Sampler, num_chains: int
+) -> AdaptiveState:
+    """The state at positions whose leaves have a leading axis of length num_chains. sigma starts at d^(-1/4) / 2.
+
+    Raises
+    ------
+    ValueError
+        If a leaf lacks the chain axis, or a start is not finite.
+    TypeError
+        If a leaf is not floating point, or `scheme` is not a `Scheme`.
+    """
+    if num_chains < 1:
+        raise ValueError(f"num_chains must be at least 1, got {num_chains}.")
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
+    if not jax.tree.leaves(positions):
+        raise ValueError("positions has no arrays.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
+        if jnp.shape(leaf)[:1] != (num_chains,):
+            raise ValueError(
+                f"positions{jax.tree_util.keystr(path)} must have a leading axis of num_chains = {num_chains}, "
+                f"got shape {jnp.shape(leaf)}."
+            )
+    chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
+    mala.require_finite(chains)
+    x, _ = good_draws(chains)
+    return AdaptiveState(
+        chains=sampler.state(*chains),
+        scheme=scheme.init(x),
+        log_sigma=jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype),
+        acceptance_rate=jnp.full(num_chains, 0.5, x.dtype),
+        side=jnp.zeros((), x.dtype),
+        count=jnp.zeros((), jnp.int32),
+    )
+
+
+def build_kernel(
+    scheme: Scheme, sampler: Sampler, target_acceptance_rate: float, step_size_gain: optax.Schedule = STEP_SIZE_GAIN
+) -> Callable:
+    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning."""
+
+    def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
+        preconditioner, step_size = scheme.preconditioner(state.scheme), sampler.step_size(jnp.exp(state.log_sigma))
+        chains, info = step_chains(
+            sampler.learning_kernel(state.count), rng_key, state.chains, logdensity_fn, step_size, preconditioner
+        )
+        error, acceptance_rate = acceptance_error(chains, info, state.acceptance_rate, target_acceptance_rate)
+        side = jnp.where(state.side == 0, jnp.sign(error), state.side)
+        has_crossed = (state.count > 0) | (side * error < 0)
+        gain = jnp.asarray(step_size_gain(state.count), state.log_sigma.dtype)
+        new_state = AdaptiveState(
+            chains=chains,
+            scheme=scheme.update(state.scheme, *good_draws(chains)),
+            log_sigma=state.log_sigma + gain * error,
+            acceptance_rate=acceptance_rate,
+            side=side,
+            count=jnp.where(has_crossed, optax.safe_increment(state.count), 0),
+        )
+        num_gradients = sampler.num_gradients(info)
+        new_info = AdaptiveInfo(info.acceptance_rate, info.is_accepted, info.is_nonfinite, num_gradients, step_size)
+        return new_state, new_info
+
+    return kernel
+
+
+def step_chains(kernel: Callable, rng_key, chains, *args) -> tuple[NamedTuple, NamedTuple]:
+    """One transition of every chain. args: what the kernel takes after the state, shared."""
+    keys = jax.random.split(rng_key, chains.logdensity.shape[0])
+    return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)
+
+
+def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> tuple[Array, Array]:
+    """How far the chains' acceptance is above its target, and its new running means (num_chains,).
+
+    All chains count alike, but for one whose running mean is below 0.7 of the target: the less it accepts, the more it
+    counts, so that a chain that is stuck outweighs the others. One without a finite log-density counts for nothing.
+    """
+    rates = info.acceptance_rate.astype(acceptance_rate.dtype)
+    shortfall = 0.7 * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
+    weights = jnp.where(jax.vmap(mala.is_finite)(chains), jnp.maximum(1, shortfall) ** 2, 0)
+    error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
+    return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
+
+
+def good_draws(chains):
+    """The chains' positions and scores, both (num_chains, d); the first good chain takes the place of bad ones."""
+    x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
+    is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
+    is_kept = (is_good | ~jnp.any(is_good))[:, None]
+    first = jnp.argmax(is_good, keepdims=True)
+
+    def good(rows):
+        return jnp.where(is_kept, rows, rows.at[first].get(mode="promise_in_bounds"))  # a slice gathers sharded chains
+
+    return good(x), good(scores).astype(x.dtype)
+
+
+def ravel_chains(positions: ArrayTree) -> Array:
+    """Positions with a leading chain axis as a (num_chains, d) array."""
+    return jax.vmap(lambda position: ravel_pytree(position)[0])(positions)
