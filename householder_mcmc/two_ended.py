@@ -8,7 +8,9 @@ too, and the geometric mean of the covariance of z and the inverse of that of h 
 mean minimises the Fisher divergence; the learners of nutpie rest on the same fact.
 
 Streaming, in O(rank d) memory: draws come in blocks, and `rank` pairs of combinations, the same of draws and of scores,
-keep what matters of the past.
+keep what matters of the past. Directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured
+on the same draws do not show it. Each block is therefore measured along the directions before they learn from it, and
+what it says of the eigenvalues corrects them.
 """
 
 from typing import NamedTuple
@@ -35,7 +37,8 @@ class TwoEndedState(NamedTuple):
     count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2,
     num_chains, d): of each chain, for distances between chains that start apart say nothing of the target. variances
     (2, d): about it, whitened by the low-rank part of the map alone. pairs (2, rank, d): combinations of past draws and
-    scores about their means. preconditioner: the map in use.
+    scores about their means. preconditioner: fitted to those. corrections (rank,): of the logarithms of its
+    eigenvalues, in their order.
     """
 
     count: Array
@@ -103,7 +106,8 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
         new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
 
-        corrections = _correct(state, new, jnp.where(number < 2, 0, weight))
+        # the first maps differ too much for what is measured along one to hold for the next
+        corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, new) - state.corrections))
         variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
         units = jnp.stack([1 / scales, scales])[:, None]
@@ -124,7 +128,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         scales, eigenvectors, eigenvalues = state.preconditioner
         eigenvalues = eigenvalues * jnp.exp(state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
-        level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))
+        level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
         return LowRank(level * scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
 
     def forget_fn(state, positions):
@@ -134,15 +138,14 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
 
 
-def _correct(state, new, weight):
-    """Running means (rank,) of the logarithms of eigenvalues of draws yet to be learnt from over those in the map."""
+def _amiss(state, new):
+    """log(eigenvalue / that in the map), (rank,), of draws and scores (2, n, d) that the map has not learnt from."""
     scales, eigenvectors, eigenvalues = state.preconditioner
     along = jnp.stack([project(eigenvectors, new[0] / scales), project(eigenvectors, new[1] * scales)])
     draws, scores = jnp.mean(along**2, axis=2)
     is_known = (draws > 0) & (scores > 0)
-    ratio = jnp.where(is_known, jnp.log(draws / jnp.where(is_known, scores, 1)) / 2 - jnp.log(eigenvalues), 0)
-    corrections = jnp.where(weight > 0, state.corrections, 0)
-    return corrections + weight * (ratio - corrections)
+    log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
+    return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)
 
 
 def _scales(variances, old):

@@ -128,7 +128,7 @@ def test_every_method_samples_a_correlated_gaussian(name):
     """Moments within 0.25 sd and 0.7-1.4 of the variance, at an ESS of at least 500: five standard errors."""
     if "nutpie" in name:
         pytest.importorskip("nutpie")
-    budget = methods.Budget(40_000, warmup_mala=1000, warmup_nuts=200, tuning_mclmc=1000)
+    budget = methods.Budget(40_000, warmup_mala=1000, warmup_hmc=200, warmup_nuts=200, tuning_mclmc=1000)
     precision = np.array([[10.0, -9.0, 0.0], [-9.0, 10.0, 0.0], [0.0, 0.0, 0.1]])
     problem = Problem(
         lambda x: -0.5 * x @ precision @ x,
@@ -155,7 +155,7 @@ def test_tables_count_only_what_explored():
         ]
     )
     assert list(results.summarise(rows)["worst"]) == [4.0, 2.0, 0.0]
-    assert "4 (MALA, two_ended) | 2 (MALA, diagonal) | 2.00 | 2.00" in results.verdicts(rows)
+    assert "4 (MALA, two_ended) | 2 (MALA, diagonal) | 2.00 | 2.00 | - |" in results.verdicts(rows)
     assert results.table(rows).count("does not count") == 1
 
 

@@ -22,12 +22,13 @@ _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
 
 
 class Budget(NamedTuple):
-    """num_gradients: of all chains. warmup_mala: steps of our warm-up. warmup_nuts: draws. fewest_draws: of NUTS and
-    HMC, after it. tuning_mclmc: its phases take tenths of that.
+    """num_gradients: of all chains. warmup_mala, warmup_hmc: transitions of our warm-ups. warmup_nuts: draws.
+    fewest_draws: of NUTS and HMC, after it. tuning_mclmc: its phases take tenths of that.
     """
 
     num_gradients: int = 100_000
     warmup_mala: int = 2000
+    warmup_hmc: int = 500
     warmup_nuts: int = 500
     fewest_draws: int = 300
     tuning_mclmc: int = 5000
@@ -152,11 +153,11 @@ def _staged(metric):
 
 
 def together(scheme: hm.Scheme) -> Callable:
-    """Our warm-up of all chains together, with the step size of HMC."""
+    """Our warm-up of all chains together, by HMC."""
 
     def adapt(logdensity, starts, key, budget):
         warmup = hm.warmup(logdensity, scheme, len(starts), sampler="hmc")
-        (state, parameters), info = warmup.run(key, starts, budget.warmup_mala)
+        (state, parameters), info = warmup.run(key, starts, budget.warmup_hmc)
         matrix = parameters["inverse_mass_matrix"].to_inverse_mass_matrix()
         shared = {"step_size": parameters["step_size"], "inverse_mass_matrix": matrix}
         of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(starts), *leaf.shape)), shared)
@@ -256,6 +257,7 @@ METHODS = {
     "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim), gains=hm.AVERAGED_GAINS)),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
     "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
+    "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
     "NUTS, two_ended": trajectories(blackjax.nuts, together(hm.two_ended(RANK))),
     "NUTS, two_ended in each chain": trajectories(blackjax.nuts, _staged(hm.metric_core(hm.two_ended(RANK)))),
     "NUTS, BlackJAX low rank": trajectories(

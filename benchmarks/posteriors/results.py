@@ -76,21 +76,25 @@ def table(rows: pd.DataFrame) -> str:
 def verdicts(rows: pd.DataFrame) -> str:
     """Markdown: by target, the worse of x and x^2 of our best method and of the best other one."""
     lines = [
-        "| target | ours, best | others, best | ratio | MALA, two_ended / MALA, diagonal (min ESS of x) |",
-        "|" + "---|" * 5,
+        "| target | ours, best | others, best | ratio | two_ended / diagonal, min ESS of x: MALA | HMC |",
+        "|" + "---|" * 6,
     ]
     for target, of_target in summarise(rows).groupby("target", sort=False):
         of_target = of_target.set_index("method")
         is_ours = of_target.index.isin(OURS)
         ours, others = (_best(of_target[chosen]) for chosen in (is_ours, ~is_ours))
         ratio = f"{ours[1] / others[1]:.2f}" if others[1] > 0 else "-"
-        pair = of_target.reindex(["MALA, two_ended", "MALA, diagonal"])
-        beside = pair["min_ess"].iloc[0] / pair["min_ess"].iloc[1] if pair["counts"].eq(True).all() else np.nan
         cells = [f"{value:.3g} ({name})" if name else "none counts" for name, value in (ours, others)]
-        lines.append(
-            f"| {target} | {cells[0]} | {cells[1]} | {ratio} | {'-' if np.isnan(beside) else f'{beside:.2f}'} |"
-        )
+        cells += [ratio, *(_over_diagonal(of_target, sampler) for sampler in ("MALA", "HMC"))]
+        lines.append(f"| {target} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _over_diagonal(methods, sampler):
+    """Ratio of the smallest ESS of x, if both count."""
+    pair = methods.reindex([f"{sampler}, two_ended", f"{sampler}, diagonal"])
+    ours, diagonal = pair["min_ess"]
+    return f"{ours / diagonal:.2f}" if pair["counts"].eq(True).all() else "-"
 
 
 def _best(methods):
