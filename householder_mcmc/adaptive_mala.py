@@ -22,9 +22,7 @@ __all__ = ["init", "build_kernel", "as_top_level_api"]
 _MALA = SAMPLERS["mala"]
 
 
-def init(
-    positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_chains: int
-) -> adaptive.AdaptiveState:
+def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_chains: int) -> adaptive.AdaptiveState:
     """The state at positions whose leaves have a leading axis of length num_chains. Raises as `adaptive.init`."""
     return adaptive.init(positions, logdensity_fn, scheme, _MALA, num_chains)
 

@@ -77,8 +77,8 @@ def test_distances_between_chains_do_not_count():
 
 
 def test_eigenvalues_hold_for_draws_to_come():
-    """A spectrum without a gap, in 400 dimensions of which six are learnt. Fitted to the draws that their directions are
-    fitted to, the eigenvalues are off by factors of up to 1.7 to 2.6 in five seeds; corrected by 1.1 to 1.4."""
+    """A spectrum without a gap, in 400 dimensions of which six are learnt. Fitted to the same draws as the directions,
+    the eigenvalues are off by factors of up to 1.7 to 2.6 in five seeds; corrected, by 1.1 to 1.4."""
     rng, dim = np.random.default_rng(0), 400
     variances = np.geomspace(0.05, 20, dim)
     rotation = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
