@@ -34,7 +34,7 @@ SCHEMES = {
     "two_ended": hm.two_ended,
 }
 DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
-DEFAULT_DRAWS = {"hmc": 1000, "mala": 4000}  # at about equal cost
+DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (10_000, 4000)}  # warm-up and draws, at about equal cost
 
 
 class UsageError(Exception):
@@ -47,6 +47,8 @@ def main(argv=None) -> int:
     if not argv or argv[0] not in ("demo", "sample", "-h", "--help"):
         argv = ["demo", *argv]
     arguments = _parser().parse_args(argv)
+    num_warmup, num_draws = DEFAULT_LENGTHS[arguments.sampler]
+    arguments.warmup, arguments.draws = arguments.warmup or num_warmup, arguments.draws or num_draws
     try:
         _check_outputs(arguments)
         (_demo if arguments.command == "demo" else _sample)(arguments)
@@ -71,18 +73,17 @@ def _parser():
         default="two_ended",
         help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS",
     )
-    sample.add_argument(
-        "--sampler", choices=SAMPLERS, default="hmc", help="what draws with the learnt map (default %(default)s)"
-    )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
     sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
-    demo.add_argument("--draws", type=_positive, default=5_000, help="per chain (default %(default)s)")
-    sample.add_argument("--draws", type=_positive, help=f"per chain (default by sampler: {DEFAULT_DRAWS})")
-    demo.set_defaults(sampler="mala")
-    for command, num_warmup in ((demo, 12_000), (sample, 10_000)):
+    of_warmup, of_draws = (
+        ", ".join(f"{lengths[i]} for {name}" for name, lengths in DEFAULT_LENGTHS.items()) for i in (0, 1)
+    )
+    for command in (demo, sample):
+        command.add_argument("--sampler", choices=SAMPLERS, default="hmc", help="what the chains run (default hmc)")
+        command.add_argument("--warmup", type=_positive, help=f"steps (default {of_warmup})")
+        command.add_argument("--draws", type=_positive, help=f"per chain (default {of_draws})")
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
-        command.add_argument("--warmup", type=_positive, default=num_warmup, help="steps (default %(default)s)")
         command.add_argument("--seed", type=_seed, default=0, help="(default %(default)s)")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
         command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
@@ -109,7 +110,6 @@ def _sample(arguments):
     _check_names(positions)
     _check_logdensity(logdensity, positions)
     name = arguments.scheme
-    arguments.draws = arguments.draws or DEFAULT_DRAWS[arguments.sampler]
     arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, 3), ravel_chains(positions).shape[1])
     scheme = _scheme(name, arguments.rank, logdensity, positions)
     trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)

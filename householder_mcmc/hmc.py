@@ -63,7 +63,8 @@ def build_kernel(most_steps: int | Array = 1000) -> Callable:
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
         time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
-        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most_steps).astype(jnp.int32)
+        most = jnp.asarray(most_steps, x.dtype)
+        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most).astype(jnp.int32)
 
         def whiten(logdensity_grad):
             return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])

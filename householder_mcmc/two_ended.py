@@ -141,7 +141,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 def _amiss(state, new):
     """log(eigenvalue / that in the map), (rank,), of draws and scores (2, n, d) that the map has not learnt from."""
     scales, eigenvectors, eigenvalues = state.preconditioner
-    along = jnp.stack([project(eigenvectors, new[0] / scales), project(eigenvectors, new[1] * scales)])
+    along = jnp.stack([project(eigenvectors, new[0] / scales[None]), project(eigenvectors, new[1] * scales[None])])
     draws, scores = jnp.mean(along**2, axis=2)
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
