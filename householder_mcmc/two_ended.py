@@ -106,12 +106,13 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
         new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
 
+        folded = _fold(new)
         # the first maps differ too much for what is measured along one to hold for the next
-        corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, new) - state.corrections))
+        corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, folded) - state.corrections))
         variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
         units = jnp.stack([1 / scales, scales])[:, None]
-        rows = jnp.concatenate([jnp.sqrt(1 - weight) * state.pairs, jnp.sqrt(weight) * _fold(new)], axis=1)
+        rows = jnp.concatenate([jnp.sqrt(1 - weight) * state.pairs, jnp.sqrt(weight) * folded], axis=1)
         pairs, directions = _lead(rows, units, state.pairs.shape[1])
         preconditioner = LowRank(scales, *_balance(rows * units, directions))
 
@@ -138,11 +139,13 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
 
 
-def _amiss(state, new):
-    """log(eigenvalue / that in the map), (rank,), of draws and scores (2, n, d) that the map has not learnt from."""
+def _amiss(state, folded):
+    """log(eigenvalue / that in the map), (rank,), by draws and scores (2, n, d) that the map has not learnt from."""
     scales, eigenvectors, eigenvalues = state.preconditioner
-    along = jnp.stack([project(eigenvectors, new[0] / scales[None]), project(eigenvectors, new[1] * scales[None])])
-    draws, scores = jnp.mean(along**2, axis=2)
+    along = jnp.stack(
+        [project(eigenvectors, folded[0] / scales[None]), project(eigenvectors, folded[1] * scales[None])]
+    )
+    draws, scores = jnp.sum(along**2, axis=2)
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
     return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)

@@ -161,8 +161,10 @@ def test_tables_count_only_what_explored():
 
 def test_ablations_change_what_they_say(monkeypatch):
     learnt = hm.LowRank(jnp.ones(3), jnp.eye(2, 3), jnp.array([4.0, 0.25]))
-    state = hm.two_ended(ablations.RANK).init(jnp.zeros((1, 3)))._replace(preconditioner=learnt)
-    expected = {"only wide directions": [4, 1], "only narrow directions": [1, 0.25], "only the scales": [1, 1]}
+    state = hm.two_ended(2).init(jnp.zeros((1, 3)))
+    state = state._replace(preconditioner=learnt, corrections=jnp.log(jnp.array([0.5, 2.0])))
+    expected = {"only wide directions": [2, 1], "only narrow directions": [1, 0.5], "only the scales": [1, 1]}
+    expected |= {"two_ended as it is": [2, 0.5], "eigenvalues not corrected": [4, 0.25]}
     for name, eigenvalues in expected.items():
         scheme = ablations.CHANGES[name].scheme()
         np.testing.assert_array_equal(scheme.preconditioner(state).eigenvalues, eigenvalues)

@@ -55,6 +55,16 @@ def keeping(which: Callable) -> Callable:
     return scheme
 
 
+def as_fitted() -> hm.Scheme:
+    """two_ended with the eigenvalues of the draws that its directions are fitted to."""
+    learner = hm.two_ended(RANK)
+
+    def preconditioner(state):
+        return learner.preconditioner(state._replace(corrections=jnp.zeros_like(state.corrections)))
+
+    return learner._replace(preconditioner=preconditioner)
+
+
 def with_settings(**settings) -> Callable:
     return lambda: hm.two_ended(**({"rank": RANK} | settings))
 
@@ -69,6 +79,7 @@ CHANGES = {
     "only narrow directions": Change(keeping(lambda eigenvalues: eigenvalues < 1)),
     "only the scales": Change(keeping(lambda eigenvalues: eigenvalues < 0)),
     "no scales": Change(with_settings(), is_scaled=False),
+    "eigenvalues not corrected": Change(as_fitted),
     **{f"forgetting {c}": Change(with_settings(forgetting=float(c))) for c in (1, 10, 30)},
     **{f"block_size {size}": Change(with_settings(block_size=size)) for size in (2, 5, 40)},
     **{f"rank {rank}": Change(with_settings(rank=rank)) for rank in (3, 8, 64)},

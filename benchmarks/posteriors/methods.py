@@ -194,7 +194,9 @@ def mclmc(logdensity, starts, key, budget):
         def one_chain(args):
             key, state, parameters = args
             kernel = blackjax.mclmc(logdensity, **parameters._asdict())
-            return _collect(lambda key, state: kernel.step(key, state)[0], state, key, num_steps, _thinning(dim, num_steps))
+            return _collect(
+                lambda key, state: kernel.step(key, state)[0], state, key, num_steps, _thinning(dim, num_steps)
+            )
 
         return jax.lax.map(one_chain, (keys, state, parameters))
 
