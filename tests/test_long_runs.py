@@ -27,13 +27,16 @@ def condition(target, preconditioner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampler, num_steps, acceptance", [("mala", 5000, 0.574), ("hmc", 2000, 0.8)])
 @pytest.mark.parametrize("name", ["averaged", "two_ended"])
-def test_a_far_start_does_no_harm(name):
+def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
     """10^3 standard deviations (Mahalanobis) away: each chain in a random direction of its own, or all at one point.
 
     Condition numbers over four seeds, from draws, apart and from one point: averaged gains 1.6-1.8, 1.7-2.1, 1.7-1.9;
-    two_ended, which learns more from afar, 1.1-1.2, 1.0, 1.0. What is not promised: with the default gains, whose map
-    is noisier, they are 2.5-2.9, 2.6-3.6, 3.1-4.0 over eight seeds, and 4.9 and 6.5 in the one of this test.
+    two_ended, which learns more from afar, 1.1-1.2, 1.0, 1.0; with HMC, after 2000 steps (about 6000 gradients),
+    averaged 1.6, 1.7-1.8, 1.7 and two_ended 1.1-1.2, 1.0-1.2, 1.0. What is not promised: with the default gains, whose
+    map is noisier, they are 2.5-2.9, 2.6-3.6, 3.1-4.0 over eight seeds, and 4.9 and 6.5 in the one of this test; with
+    HMC 2.0-2.1, 2.1-2.8, 2.6-4.8.
     """
     target = wide_in_three_directions(100)
     rng = np.random.default_rng(1)
@@ -41,14 +44,14 @@ def test_a_far_start_does_no_harm(name):
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     away = 1000 * directions @ np.linalg.cholesky(target.covariance).T
     scheme = hm.two_ended(8) if name == "two_ended" else hm.eigen(3, gains=GAINS[name])
-    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS)
+    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS, sampler=sampler)
     starts = {"draws": target.sample(rng, NUM_CHAINS), "apart": target.mean + away}
     starts["one point"] = np.tile(starts["apart"][0], (NUM_CHAINS, 1))
     conditions = {}
     for kind, positions in starts.items():
-        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), 5000)
+        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), num_steps)
         conditions[kind] = condition(target, parameters["inverse_mass_matrix"])
-        assert np.all(np.abs(info.acceptance_rate - 0.574) < 0.06), kind
+        assert np.all(np.abs(info.acceptance_rate - acceptance) < 0.06), kind
     assert max(conditions.values()) < 2 * conditions["draws"], conditions
 
 
