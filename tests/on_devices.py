@@ -54,8 +54,9 @@ def collectives(text):
     return found
 
 
-def warm_up(scheme, positions):
-    return hm.warmup(logdensity, scheme, positions.shape[0]).run(jax.random.key(1), positions, NUM_STEPS)
+def warm_up(scheme, positions, sampler="mala"):
+    warmup = hm.warmup(logdensity, scheme, positions.shape[0], sampler=sampler)
+    return warmup.run(jax.random.key(1), positions, NUM_STEPS)
 
 
 def shard(axis, *names):
@@ -79,10 +80,13 @@ def shard(axis, *names):
         a, b = np.asarray(a, float), np.asarray(b, float)
         return float(np.max(np.abs(a - b)) / (np.max(np.abs(a)) or 1))
 
+    by_hmc = [warm_up(SCHEMES[names[0]], positions, "hmc") for positions in (one, many)]
+
     return {
         "adaptive": adaptive,
         "frozen": collectives(frozen.as_text()),
         "error": max(jax.tree.leaves(jax.tree.map(error, expected, found))),
+        "error of HMC": max(jax.tree.leaves(jax.tree.map(error, *by_hmc))),
         "acceptance": float(info.acceptance_rate.mean()),
         "distance": float(np.max(np.abs(np.asarray(state.position) - starts()))),
         "share of positions": state.position.sharding.shard_shape(state.position.shape),
