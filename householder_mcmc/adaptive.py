@@ -13,7 +13,6 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc import mala
-from householder_mcmc.gains import STEP_SIZE_GAIN
 from householder_mcmc.samplers import Sampler
 from householder_mcmc.schemes import Scheme
 
@@ -106,7 +105,7 @@ def init(
 
 
 def build_kernel(
-    scheme: Scheme, sampler: Sampler, target_acceptance_rate: float, step_size_gain: optax.Schedule = STEP_SIZE_GAIN
+    scheme: Scheme, sampler: Sampler, target_acceptance_rate: float, step_size_gain: optax.Schedule
 ) -> Callable:
     """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning."""
 

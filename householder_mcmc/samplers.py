@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from householder_mcmc import hmc, mala
+from householder_mcmc.gains import STEP_SIZE_GAIN
 
 __all__ = ["SAMPLERS", "Sampler"]
 
@@ -16,7 +18,7 @@ class Sampler(NamedTuple):
     kernel: kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info). learning_kernel:
     number of learning steps made, traced -> the kernel for the next. state: class of its states, made from those of
     MALA. step_size: sigma, the scale of its moves in whitened coordinates -> its step size. target_acceptance_rate: by
-    default. num_gradients: info -> of a transition.
+    default. step_size_gain: by default, of the step on log sigma in a warm-up. num_gradients: info -> of a transition.
     """
 
     kernel: Callable
@@ -24,6 +26,7 @@ class Sampler(NamedTuple):
     state: Callable
     step_size: Callable
     target_acceptance_rate: float
+    step_size_gain: optax.Schedule
     num_gradients: Callable
 
 
@@ -44,6 +47,7 @@ SAMPLERS = {
         state=mala.MALAState,
         step_size=lambda sigma: sigma**2 / 2,
         target_acceptance_rate=0.574,
+        step_size_gain=STEP_SIZE_GAIN,
         num_gradients=lambda info: jnp.ones_like(info.is_accepted, jnp.int32),
     ),
     "hmc": Sampler(
@@ -52,6 +56,8 @@ SAMPLERS = {
         state=hmc.HMCState,
         step_size=lambda sigma: sigma,
         target_acceptance_rate=0.8,
+        # a step size that lags behind the map costs as many gradients as it is too small
+        step_size_gain=lambda count: jnp.maximum(STEP_SIZE_GAIN(count), 0.1),
         num_gradients=lambda info: info.num_integration_steps,
     ),
 }

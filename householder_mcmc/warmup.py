@@ -13,7 +13,7 @@ from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
 from householder_mcmc import adaptive
-from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
+from householder_mcmc.gains import growing_memory, power_decay
 from householder_mcmc.linalg import only_if
 from householder_mcmc.samplers import SAMPLERS
 from householder_mcmc.schemes import Scheme
@@ -49,7 +49,7 @@ def warmup(
     *,
     sampler: str = "mala",
     target_acceptance_rate: float | None = None,
-    step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
+    step_size_gain: optax.Schedule | None = None,
     keep: Callable = lambda state, info: None,
 ) -> AdaptationAlgorithm:
     """Learn a preconditioner and a step size while chains run a sampler, and return both frozen.
@@ -61,13 +61,16 @@ def warmup(
 
     Parameters
     ----------
-    logdensity_fn, scheme, num_chains, step_size_gain
+    logdensity_fn, scheme, num_chains
         As for `adaptive_mala`.
     sampler
         "mala", as in `adaptive_mala`, or "hmc", whose transitions take several gradients each: one at first, and then
         trajectories of up to a quarter period that grow by a leapfrog step at every 8th transition.
     target_acceptance_rate
         What the step size is tuned to; by default 0.574 for MALA and 0.8 for HMC.
+    step_size_gain
+        Schedule of the step on log sigma while the map is learnt; by default that of `adaptive_mala` for MALA, and for
+        HMC the same, but 0.1 at least.
     keep
         (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
@@ -95,7 +98,7 @@ def warmup(
         raise ValueError(f"sampler must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     sampler = SAMPLERS[sampler]
     target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
-    kernel = adaptive.build_kernel(scheme, sampler, target, step_size_gain)
+    kernel = adaptive.build_kernel(scheme, sampler, target, step_size_gain or sampler.step_size_gain)
 
     def learn(carry, key, num_steps):
         state, level, pause, num_nonfinite, num_gradients, count = carry
