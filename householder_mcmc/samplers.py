@@ -33,9 +33,8 @@ class Sampler(NamedTuple):
 def _growing_trajectories(count):
     """HMC of one leapfrog step at first, MALA in other words, and of one more at every 8th step of learning.
 
-    Long trajectories are worth their gradients once the map is known in part, and then find the rest: they cross in one
-    transition the wide directions along which MALA walks at random. Before that they are dear, and in units far from
-    the target's they throw a chain into its tails.
+    Long trajectories cross in one transition the wide directions along which MALA walks at random, and so show them to
+    the learner. They are worth their gradients once the map is known in part; before, they are dear.
     """
     return hmc.build_kernel(most_steps=1 + count // 8)
 
