@@ -41,7 +41,7 @@ def test_adaptive_run():
     assert set(posterior) == {"a", "b.w"}
     np.testing.assert_array_equal(posterior["b.w"], np.swapaxes(states.position["b"]["w"], 0, 1))
     np.testing.assert_array_equal(posterior["a"], states.position["a"].T)
-    assert set(stats) == {"acceptance_rate", "is_accepted", "is_nonfinite", "step_size", "lp"}
+    assert set(stats) == {"acceptance_rate", "is_accepted", "is_nonfinite", "num_gradients", "step_size", "lp"}
     np.testing.assert_array_equal(stats["acceptance_rate"], infos.acceptance_rate.T)
     np.testing.assert_array_equal(stats["lp"], states.chains.logdensity.T)
     np.testing.assert_array_equal(stats["step_size"], np.tile(infos.step_size, (NUM_CHAINS, 1)))
