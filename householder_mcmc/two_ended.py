@@ -111,13 +111,13 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, folded) - state.corrections))
         variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
-        units = jnp.stack([1 / scales, scales])[:, None]
+        units = _units(scales)
         rows = jnp.concatenate([jnp.sqrt(1 - weight) * state.pairs, jnp.sqrt(weight) * folded], axis=1)
         pairs, directions = _lead(rows, units, state.pairs.shape[1])
         preconditioner = LowRank(scales, *_balance(rows * units, directions))
 
-        corrected = preconditioner._replace(eigenvalues=preconditioner.eigenvalues * jnp.exp(corrections))
-        of_block = jnp.mean(_whiten(corrected, new * units) ** 2, axis=1) / units[:, 0] ** 2
+        whitened = _whiten(_corrected(preconditioner, corrections), new * units)
+        of_block = jnp.mean(whitened**2, axis=1) / units[:, 0] ** 2
         variances = variances + weight * (of_block - variances)
         learnt = state._replace(
             mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner, corrections=corrections
@@ -126,8 +126,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), learnt, state)
 
     def preconditioner_fn(state):
-        scales, eigenvectors, eigenvalues = state.preconditioner
-        eigenvalues = eigenvalues * jnp.exp(state.corrections)
+        scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
         level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
         return LowRank(level * scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
@@ -139,13 +138,24 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
 
 
+def _units(scales):
+    """Factors (2, 1, d) that take draws and scores to the units of the scales."""
+    return jnp.stack([1 / scales, scales])[:, None]
+
+
+def _along(directions, scaled):
+    """Components (2, num, n) along the directions (num, d) of draws and scores (2, n, d)."""
+    return jnp.stack([project(directions, part) for part in scaled])
+
+
+def _corrected(preconditioner, corrections):
+    return preconditioner._replace(eigenvalues=preconditioner.eigenvalues * jnp.exp(corrections))
+
+
 def _amiss(state, folded):
     """log(eigenvalue / that in the map), (rank,), by draws and scores (2, n, d) that the map has not learnt from."""
     scales, eigenvectors, eigenvalues = state.preconditioner
-    along = jnp.stack(
-        [project(eigenvectors, folded[0] / scales[None]), project(eigenvectors, folded[1] * scales[None])]
-    )
-    draws, scores = jnp.sum(along**2, axis=2)
+    draws, scores = jnp.sum(_along(eigenvectors, folded * _units(scales)) ** 2, axis=2)
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
     return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)
@@ -183,7 +193,7 @@ def _lead(rows, units, num):
 
 def _balance(scaled, directions):
     """Eigenvectors in the span of the directions, and eigenvalues, of the geometric mean of both covariances."""
-    along = jnp.stack([project(directions, part) for part in scaled])  # (2, num, n)
+    along = _along(directions, scaled)
     level = jnp.sqrt(jnp.prod(jnp.sum(scaled**2, axis=(1, 2)) / scaled.shape[2]))
     prior = _PRIOR * level * jnp.eye(len(directions), dtype=scaled.dtype)
     of_draws, of_scores = (dot(part, part.T) + prior for part in along)

@@ -21,9 +21,8 @@ HARD = {
 
 def budget(target: str, dim: int) -> Budget:
     """MALA's learner meets more directions in more dimensions."""
-    if target in HARD:
-        return Budget(num_gradients=1_000_000, warmup_mala=2000 + 4 * dim, warmup_hmc=2000)
-    return Budget(warmup_mala=2000 + 4 * dim)
+    usual = Budget(warmup_mala=2000 + 4 * dim)
+    return usual._replace(num_gradients=1_000_000, warmup_hmc=2000) if target in HARD else usual
 
 
 # From d = 500 on a dense metric costs more than the rest of the step. On the Gaussians of d = 1000 NUTS takes up to a
