@@ -246,7 +246,7 @@ def _adapting(scheme, dim, chains):
 
 
 def warmups(dim: int, num_steps: int = 200) -> Iterator[Case]:
-    """A step of whole warm-ups of MALA, one chain on a standard Gaussian, ours and BlackJAX's."""
+    """A step of whole warm-ups, one chain on a standard Gaussian, ours of HMC and BlackJAX's of MALA."""
     staged = functools.partial(blackjax.staged_adaptation, hm.mala, _gaussian)
     runs = {
         "eigen": hm.warmup(_gaussian, hm.eigen(10), num_chains=1).run,

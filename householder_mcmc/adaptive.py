@@ -105,14 +105,22 @@ def init(
 
 
 def build_kernel(
-    scheme: Scheme, sampler: Sampler, target_acceptance_rate: float, step_size_gain: optax.Schedule
+    scheme: Scheme,
+    sampler: Sampler,
+    target_acceptance_rate: float,
+    step_size_gain: optax.Schedule,
+    kernel_at: Callable | None = None,
 ) -> Callable:
-    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning."""
+    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning.
+
+    kernel_at: `AdaptiveState.count`, traced -> the kernel of that step, where it is not always the sampler's.
+    """
+    kernel_at = kernel_at or (lambda count: sampler.kernel)
 
     def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
         preconditioner, step_size = scheme.preconditioner(state.scheme), sampler.step_size(jnp.exp(state.log_sigma))
         chains, info = step_chains(
-            sampler.learning_kernel(state.count), rng_key, state.chains, logdensity_fn, step_size, preconditioner
+            kernel_at(state.count), rng_key, state.chains, logdensity_fn, step_size, preconditioner
         )
         error, acceptance_rate = acceptance_error(chains, info, state.acceptance_rate, target_acceptance_rate)
         side = jnp.where(state.side == 0, jnp.sign(error), state.side)

@@ -109,7 +109,7 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
     --------
     .. code::
 
-        (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended(), sampler="hmc").run(rng_key, positions)
+        (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = hm.hmc(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """

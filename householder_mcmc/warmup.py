@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from blackjax.adaptation.base import AdaptationResults
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
-from householder_mcmc import adaptive
-from householder_mcmc.gains import growing_memory, power_decay
+from householder_mcmc import adaptive, hmc
+from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
 from householder_mcmc.samplers import SAMPLERS
 from householder_mcmc.schemes import Scheme
@@ -26,6 +25,20 @@ _PAUSE = 10
 # Of the last phase: steps on log sigma, and their average.
 _TUNE_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
+
+
+# What the map is learnt by: long trajectories cross in one transition the wide directions along which MALA walks at
+# random.
+_LEARNER = SAMPLERS["hmc"]
+
+
+def _growing_trajectories(count):
+    return hmc.build_kernel(most_steps=1 + count // 8)
+
+
+def _learning_gain(count):
+    """Of the step on log sigma. A step size that lags behind the map costs as many gradients as it is too small."""
+    return jnp.maximum(STEP_SIZE_GAIN(count), 0.1)
 
 
 class WarmupInfo(NamedTuple):
@@ -47,30 +60,31 @@ def warmup(
     scheme: Scheme,
     num_chains: int = 4,
     *,
-    sampler: str = "mala",
+    sampler: str = "hmc",
     target_acceptance_rate: float | None = None,
-    step_size_gain: optax.Schedule | None = None,
     keep: Callable = lambda state, info: None,
 ) -> AdaptationAlgorithm:
-    """Learn a preconditioner and a step size while chains run a sampler, and return both frozen.
+    """Learn a preconditioner and a step size from running chains, and return both frozen.
 
-    The last tenth of the steps keeps the map and adapts only the step size of the sampler, and averages it. Before that
-    the learner starts anew whenever the log-density of a chain has risen as it does on the way from a far start, and
-    hardly from one draw to another: by more than d + 10, or, in the first half, where starting anew costs little,
-    min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities differ by d^(1/2), in standard deviation.)
+    The chains run HMC: MALA at first, in other words trajectories of one leapfrog step, which grow by a step at every
+    8th transition after the acceptance has crossed its target, up to a quarter period. Long ones show the learner the
+    wide directions, and are worth their gradients once the map is known in part.
+
+    The last tenth of the steps runs the sampler that is asked for, keeps the map, and adapts and averages only the step
+    size. Before that the learner starts anew whenever the log-density of a chain has risen as it does on the way from a
+    far start, and hardly from one draw to another: by more than d + 10, or, in the first half, where starting anew
+    costs little, min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities differ by d^(1/2), in standard
+    deviation.)
 
     Parameters
     ----------
     logdensity_fn, scheme, num_chains
         As for `adaptive_mala`.
     sampler
-        "mala", as in `adaptive_mala`, or "hmc", whose transitions take several gradients each: one at first, and then
-        trajectories of up to a quarter period that grow by a leapfrog step at every 8th transition.
+        "hmc" or "mala": which of them is to sample with the map, and has its step size tuned.
     target_acceptance_rate
-        What the step size is tuned to; by default 0.574 for MALA and 0.8 for HMC.
-    step_size_gain
-        Schedule of the step on log sigma while the map is learnt; by default that of `adaptive_mala` for MALA, and for
-        HMC the same, but 0.1 at least.
+        What its step size is tuned to; by default 0.8 for HMC and 0.574 for MALA. While the map is learnt 0.8, or this
+        if it is higher.
     keep
         (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
@@ -90,15 +104,17 @@ def warmup(
     --------
     .. code::
 
-        (state, parameters), info = hm.warmup(logdensity_fn, hm.eigen(rank=3)).run(rng_key, positions)
-        kernel = hm.mala(logdensity_fn, **parameters)
+        (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
+        kernel = hm.hmc(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     sampler = SAMPLERS[sampler]
     target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
-    kernel = adaptive.build_kernel(scheme, sampler, target, step_size_gain or sampler.step_size_gain)
+    kernel = adaptive.build_kernel(
+        scheme, _LEARNER, max(target, _LEARNER.target_acceptance_rate), _learning_gain, _growing_trajectories
+    )
 
     def learn(carry, key, num_steps):
         state, level, pause, num_nonfinite, num_gradients, count = carry
@@ -150,7 +166,7 @@ def warmup(
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.chains.logdensity)
-        chains, log_sigma, running_rate = state.chains, state.log_sigma, state.acceptance_rate
+        chains, log_sigma, running_rate = sampler.state(*state.chains), state.log_sigma, state.acceptance_rate
         carry = chains, log_sigma, log_sigma, running_rate, zeros, num_nonfinite, num_gradients, zero
         carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
         chains, _, log_sigma, _, total_rate, num_nonfinite, num_gradients, _ = carry
@@ -163,7 +179,7 @@ def warmup(
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):
         if num_steps < 0:
             raise ValueError(f"num_steps must not be negative, got {num_steps}.")
-        state = adaptive.init(positions, logdensity_fn, scheme, sampler, num_chains)
+        state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
         return adapt(rng_key, state, num_steps)
 
     return AdaptationAlgorithm(run)

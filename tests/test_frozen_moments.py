@@ -102,7 +102,9 @@ def test_german_credit_after_warmup(german_credit):
         return jnp.sum(labels * logits - jnp.logaddexp(0, logits)) - 0.5 * jnp.sum(weights**2)
 
     starts = jnp.asarray(mean + sd * np.random.default_rng(0).normal(size=(NUM_CHAINS, 25)), jnp.float32)
-    (state, parameters), _ = hm.warmup(logdensity, hm.eigen(3), NUM_CHAINS).run(jax.random.key(0), starts, 2000)
+    (state, parameters), _ = hm.warmup(logdensity, hm.eigen(3), NUM_CHAINS, sampler="mala").run(
+        jax.random.key(0), starts, 2000
+    )
     averages = chain_averages(logdensity, state.position, parameters, 200, 2000)
     truths = np.stack([mean, mean**2 + sd**2])
     # the reference has no error for its sd: carry that of the mean to x^2 by (2 |mean| + 2 sd)

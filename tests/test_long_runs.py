@@ -27,9 +27,8 @@ def condition(target, preconditioner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler, num_steps, acceptance", [("mala", 5000, 0.574), ("hmc", 2000, 0.8)])
 @pytest.mark.parametrize("name", ["averaged", "two_ended"])
-def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
+def test_a_far_start_does_no_harm(name):
     """10^3 standard deviations (Mahalanobis) away: each chain in a random direction of its own, or all at one point.
 
     Condition numbers over four seeds, from draws, apart and from one point: averaged gains 1.6-1.8, 1.7-2.1, 1.7-1.9;
@@ -44,14 +43,14 @@ def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     away = 1000 * directions @ np.linalg.cholesky(target.covariance).T
     scheme = hm.two_ended(8) if name == "two_ended" else hm.eigen(3, gains=GAINS[name])
-    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS, sampler=sampler)
+    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS)
     starts = {"draws": target.sample(rng, NUM_CHAINS), "apart": target.mean + away}
     starts["one point"] = np.tile(starts["apart"][0], (NUM_CHAINS, 1))
     conditions = {}
     for kind, positions in starts.items():
-        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), num_steps)
+        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), 2000)
         conditions[kind] = condition(target, parameters["inverse_mass_matrix"])
-        assert np.all(np.abs(info.acceptance_rate - acceptance) < 0.06), kind
+        assert np.all(np.abs(info.acceptance_rate - 0.8) < 0.06), kind
     assert max(conditions.values()) < 2 * conditions["draws"], conditions
 
 

@@ -128,7 +128,7 @@ def test_every_method_samples_a_correlated_gaussian(name):
     """Moments within 0.25 sd and 0.7-1.4 of the variance, at an ESS of at least 500: five standard errors."""
     if "nutpie" in name:
         pytest.importorskip("nutpie")
-    budget = methods.Budget(40_000, warmup_mala=1000, warmup_hmc=200, warmup_nuts=200, tuning_mclmc=1000)
+    budget = methods.Budget(40_000, warmup=200, warmup_nuts=200, tuning_mclmc=1000)
     precision = np.array([[10.0, -9.0, 0.0], [-9.0, 10.0, 0.0], [0.0, 0.0, 0.1]])
     problem = Problem(
         lambda x: -0.5 * x @ precision @ x,
@@ -176,7 +176,7 @@ def test_ablations_change_what_they_say(monkeypatch):
             state = scheme.update(state, jnp.asarray(x), -jnp.asarray(x) / 4)
     np.testing.assert_array_equal(state.preconditioner.scales, 1)
 
-    monkeypatch.setattr(ablations, "NUM_DRAWS", 60)
+    monkeypatch.setattr(ablations, "NUM_GRADIENTS", 3000)
     monkeypatch.setitem(ablations.CHANGES, "short", ablations.CHANGES["2 chains"]._replace(num_warmup=40))
     row = ablations.run("kidiq, d = 4", "short", 0)
     assert row["num_gradients"] == 120 and np.isfinite(row["min_ess"])

@@ -53,7 +53,7 @@ def test_frozen_run_with_its_warmup():
     """What `hm.warmup` keeps goes into groups of its own, and into a file and back."""
     warmup = hm.warmup(logdensity, hm.diagonal(), NUM_CHAINS, keep=lambda state, info: (state.chains, info))
     (state, parameters), info = warmup.run(jax.random.key(0), starts(), 10)
-    kernel = hm.mala(logdensity, **parameters)
+    kernel = hm.hmc(logdensity, **parameters)
 
     def one_step(state, key):
         state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)

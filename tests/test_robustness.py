@@ -117,7 +117,7 @@ def test_a_stuck_chain_does_not_hide():
         return -0.5 * jnp.sum(((x - jnp.where(x[0] > 50, 100.0, 0.0)) / scale) ** 2)
 
     positions = jnp.zeros((4, 2)).at[0].set(100.0)
-    warmup = hm.warmup(logdensity, hm.none(), 4)
+    warmup = hm.warmup(logdensity, hm.none(), 4, sampler="mala")
     (state, parameters), info = warmup.run(jax.random.key(0), positions, 2000)
     assert info.acceptance_rate[0] > 0.15
     assert int(jnp.argmin(info.acceptance_rate)) == 0

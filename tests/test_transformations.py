@@ -31,14 +31,14 @@ def starts(dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CHAINS, DIM)), dtype)
 
 
-def warmup(name):
-    return hm.warmup(skewed_logdensity, SCHEMES[name](), NUM_CHAINS)
+def warmup(name, sampler):
+    return hm.warmup(skewed_logdensity, SCHEMES[name](), NUM_CHAINS, sampler=sampler)
 
 
 @pytest.mark.slow
 def test_a_batch_of_warmups_under_jit_is_its_members(x64):
     """Of other keys and positions; the second starts far away, so that its learner alone starts anew."""
-    warm_up = warmup("eigen_averaged").run
+    warm_up = warmup("eigen_averaged", "hmc").run
     keys = jax.random.split(jax.random.key(0), 2)
     positions = jnp.stack([starts(jnp.float64), starts(jnp.float64) - 20])
     batch = jax.jit(jax.vmap(lambda key, x: warm_up(key, x, 20)))(keys, positions)
@@ -60,18 +60,13 @@ def strict():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "eigen_isotropic", "eigen_averaged", "two_ended"])
-def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, strict):
-    (state, parameters), _ = warmup(name).run(jax.random.key(0), starts(), 20)
-    kernel = hm.mala(skewed_logdensity, **parameters)
-    jax.jit(jax.vmap(kernel.step))(jax.random.split(jax.random.key(1), NUM_CHAINS), state)
-
-
-@pytest.mark.slow
-def test_hmc_and_its_warm_up_run_under_strict_checks(strict):
-    warm_up = hm.warmup(skewed_logdensity, hm.diagonal(), NUM_CHAINS, sampler="hmc")
-    (state, parameters), _ = warm_up.run(jax.random.key(0), starts(), 20)
-    kernel = hm.hmc(skewed_logdensity, **parameters)
+@pytest.mark.parametrize(
+    "name, sampler",
+    [("dense", "mala"), ("eigen_isotropic", "mala"), ("eigen_averaged", "hmc"), ("two_ended", "hmc")],
+)
+def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, sampler, strict):
+    (state, parameters), _ = warmup(name, sampler).run(jax.random.key(0), starts(), 20)
+    kernel = getattr(hm, sampler)(skewed_logdensity, **parameters)
     jax.jit(jax.vmap(kernel.step))(jax.random.split(jax.random.key(1), NUM_CHAINS), state)
 
 

@@ -22,13 +22,12 @@ _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
 
 
 class Budget(NamedTuple):
-    """num_gradients: of all chains. warmup_mala, warmup_hmc: transitions of our warm-ups. warmup_nuts: draws.
-    fewest_draws: of NUTS and HMC, after it. tuning_mclmc: its phases take tenths of that.
+    """num_gradients: of all chains. warmup: transitions of ours. warmup_nuts: draws of the others'. fewest_draws: of
+    NUTS and HMC, after it. tuning_mclmc: its phases take tenths of that.
     """
 
     num_gradients: int = 100_000
-    warmup_mala: int = 2000
-    warmup_hmc: int = 500
+    warmup: int = 500
     warmup_nuts: int = 500
     fewest_draws: int = 300
     tuning_mclmc: int = 5000
@@ -72,10 +71,10 @@ def mala(scheme: Callable) -> Callable:
 
     def run(logdensity, starts, key, budget):
         num_chains, dim = starts.shape
-        num_steps = budget.num_gradients // num_chains - budget.warmup_mala
         key_warmup, key = jax.random.split(key)
-        warmup = hm.warmup(logdensity, scheme(dim), num_chains)
-        (state, parameters), _ = warmup.run(key_warmup, starts, budget.warmup_mala)
+        warmup = hm.warmup(logdensity, scheme(dim), num_chains, sampler="mala")
+        (state, parameters), info = warmup.run(key_warmup, starts, budget.warmup)
+        num_steps = (budget.num_gradients - int(info.num_gradients.sum())) // num_chains
 
         def sample(key, state, parameters):
             step = jax.vmap(hm.mala(logdensity, **parameters).step)
@@ -92,7 +91,7 @@ def mala(scheme: Callable) -> Callable:
 
 
 def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
-    """`blackjax.nuts` or `hm.hmc`, in blocks of draws until the gradients are used up.
+    """NUTS or HMC, in blocks of draws until the gradients are used up.
 
     adapt: (logdensity, starts, key, budget) -> states, parameters, both with a leading chain axis, and gradients used.
     """
@@ -153,17 +152,20 @@ def _staged(metric):
 
 
 def together(scheme: hm.Scheme) -> Callable:
-    """Our warm-up of all chains together, by HMC."""
+    """Our warm-up of all chains together."""
 
     def adapt(logdensity, starts, key, budget):
-        warmup = hm.warmup(logdensity, scheme, len(starts), sampler="hmc")
-        (state, parameters), info = warmup.run(key, starts, budget.warmup_hmc)
-        matrix = parameters["inverse_mass_matrix"].to_inverse_mass_matrix()
-        shared = {"step_size": parameters["step_size"], "inverse_mass_matrix": matrix}
-        of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(starts), *leaf.shape)), shared)
+        warmup = hm.warmup(logdensity, scheme, len(starts))
+        (state, parameters), info = warmup.run(key, starts, budget.warmup)
+        of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(starts), *leaf.shape)), parameters)
         return state, of_each, int(info.num_gradients.sum())
 
     return adapt
+
+
+def nuts_on_map(logdensity, step_size, inverse_mass_matrix):
+    """BlackJAX's NUTS on one of our maps."""
+    return blackjax.nuts(logdensity, step_size, inverse_mass_matrix.to_inverse_mass_matrix())
 
 
 def mclmc(logdensity, starts, key, budget):
@@ -260,7 +262,7 @@ METHODS = {
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
     "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
     "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
-    "NUTS, two_ended": trajectories(blackjax.nuts, together(hm.two_ended(RANK))),
+    "NUTS, two_ended": trajectories(nuts_on_map, together(hm.two_ended(RANK))),
     "NUTS, two_ended in each chain": trajectories(blackjax.nuts, _staged(hm.metric_core(hm.two_ended(RANK)))),
     "NUTS, BlackJAX low rank": trajectories(
         blackjax.nuts, each_chain(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity))
