@@ -151,10 +151,9 @@ def of_size(dim: int, rank: int, chains: int) -> Iterator[Case]:
     schemes = {
         "none": (hm.none(), 0),
         "diagonal": (hm.diagonal(), 3 * dim + learner),
-        "eigen": (hm.eigen(rank), eigen + learner),
-        "eigen, refreshed at every 10th": (hm.eigen(rank, refresh_every=10), eigen + 2 * rank * dim + learner),
-        "eigen_identity": (hm.eigen_identity(rank), eigen + learner),
-        "eigen, averaged": (hm.eigen(rank, gains=hm.AVERAGED_GAINS), eigen + 4 * rank * dim + learner),
+        "eigen, latest": (hm.eigen(rank, gains=hm.LATEST_GAINS), eigen + learner),
+        "eigen": (hm.eigen(rank), eigen + 4 * rank * dim + learner),
+        "eigen_identity": (hm.eigen_identity(rank), eigen + 4 * rank * dim + learner),
     }
     if dim <= 1000:
         schemes["dense"] = hm.dense(), 5 * dim**2 + learner

@@ -9,8 +9,8 @@ from householder_mcmc import online_pca as online_pca
 from householder_mcmc import reflections as reflections
 from householder_mcmc import variational as variational
 from householder_mcmc.gains import AUTHORS_GAINS as AUTHORS_GAINS
-from householder_mcmc.gains import AVERAGED_GAINS as AVERAGED_GAINS
 from householder_mcmc.gains import DEFAULT_GAINS as DEFAULT_GAINS
+from householder_mcmc.gains import LATEST_GAINS as LATEST_GAINS
 from householder_mcmc.gains import Gains as Gains
 from householder_mcmc.gains import growing_memory as growing_memory
 from householder_mcmc.gains import power_decay as power_decay

@@ -28,9 +28,9 @@ SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),
     "dense": lambda rank: hm.dense(),
-    "eigen": partial(hm.eigen, gains=hm.AVERAGED_GAINS),
-    "eigen_isotropic": partial(hm.eigen, tail="isotropic", gains=hm.AVERAGED_GAINS),
-    "eigen_identity": partial(hm.eigen_identity, gains=hm.AVERAGED_GAINS),
+    "eigen": hm.eigen,
+    "eigen_isotropic": partial(hm.eigen, tail="isotropic"),
+    "eigen_identity": hm.eigen_identity,
     "two_ended": hm.two_ended,
 }
 DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
@@ -71,7 +71,7 @@ def _parser():
         "--scheme",
         choices=SCHEMES,
         default="two_ended",
-        help="default %(default)s; eigen schemes use hm.AVERAGED_GAINS",
+        help="default %(default)s",
     )
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
@@ -180,7 +180,7 @@ def _report(title, arguments, summaries, spectra):
             print(f"WARNING ({name}): {text}", flush=True)
     for name, summary in summaries.items():
         if name.startswith("eigen"):
-            print(f"\n{name}: rank {arguments.rank}, gains hm.AVERAGED_GAINS")
+            print(f"\n{name}: rank {arguments.rank}")
         if "effective_rank" in summary:
             print(
                 f"\n{name}: {summary['effective_rank']} directions have a variance beyond a factor of 3 in its scales"

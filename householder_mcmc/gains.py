@@ -10,7 +10,7 @@ __all__ = [
     "power_decay",
     "growing_memory",
     "DEFAULT_GAINS",
-    "AVERAGED_GAINS",
+    "LATEST_GAINS",
     "AUTHORS_GAINS",
     "STEP_SIZE_GAIN",
 ]
@@ -54,10 +54,11 @@ def diminishes(schedule: optax.Schedule) -> bool:
     return bool(schedule(10**6 - 1) <= 0.101 * schedule(10**4 - 1))
 
 
-DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0))
+# The map moves much more slowly than the chains, so that it cannot follow them.
+DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0), average=growing_memory(3.0))
 
-# The map then moves much more slowly than the chains, so that it cannot follow them.
-AVERAGED_GAINS = DEFAULT_GAINS._replace(average=growing_memory(3.0))
+# The map is that of the latest eigenvectors, as in the paper.
+LATEST_GAINS = DEFAULT_GAINS._replace(average=None)
 
 # What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
 # only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.

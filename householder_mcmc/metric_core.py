@@ -7,7 +7,6 @@ from blackjax.adaptation.metric_recipes import MetricCore
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax.flatten_util import ravel_pytree
 
-from householder_mcmc.gains import AVERAGED_GAINS
 from householder_mcmc.linalg import only_if
 from householder_mcmc.schemes import Scheme, eigen
 
@@ -31,7 +30,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     ----------
     scheme
         `two_ended`, or `eigen` with an isotropic or unit tail. (A free tail has no BlackJAX inverse mass matrix.) A
-        number stands for `eigen(number, "isotropic", AVERAGED_GAINS)`.
+        number stands for `eigen(number, "isotropic")`.
 
     Returns
     -------
@@ -51,7 +50,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(hm.two_ended()))
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
-    scheme = scheme if isinstance(scheme, Scheme) else eigen(scheme, "isotropic", AVERAGED_GAINS)
+    scheme = scheme if isinstance(scheme, Scheme) else eigen(scheme, "isotropic")
 
     def inverse_mass_matrix(state):
         return scheme.preconditioner(state).to_inverse_mass_matrix()

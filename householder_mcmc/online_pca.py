@@ -79,14 +79,10 @@ def to_orthonormal_rows() -> optax.GradientTransformationExtraArgs:
     def update_fn(increment, state, params=None, *, projections, gram, **extra_args):
         del params, extra_args
         weights, keep = _shorten(increment.weights, gram), 1 - increment.decay
-        rank = weights.shape[0]
-        identity = jnp.eye(rank, dtype=weights.dtype)
+        identity = jnp.eye(len(weights), dtype=weights.dtype)
         across = keep * dot(weights, projections.T)
         row_gram = keep**2 * identity + across + across.T + dot(dot(weights, gram), weights.T)
-        inverse = inverse_cholesky(row_gram)
-        condition = jnp.trace(row_gram) * jnp.sum(inverse**2) / rank**2  # 1 for orthonormal rows
-        condition = jnp.where(jnp.isfinite(condition), condition, jnp.inf)
-        inverse = jnp.where(condition < _solvable(condition.dtype), inverse, identity)
+        inverse, condition = _inverse_and_condition(row_gram)
         return Recombination(keep * inverse, dot(inverse, weights), condition), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
@@ -103,8 +99,8 @@ def step(
 ) -> tuple[Array, Array, optax.OptState]:
     """New eigenvectors (rank, d), the draws' projections on them (rank, num_chains), and the optimiser's state.
 
-    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, by
-    their Gram matrix or, if larger still, by QR. is_due: do so by the Gram matrix, against rounding that adds up.
+    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, in
+    full. is_due: do so anyway, against rounding that adds up.
     """
     draws, along, weights = centred, projections, increment.weights
     if weights.shape[1] > weights.shape[0]:  # more chains than rows act through their weighted sums alone
@@ -116,24 +112,43 @@ def step(
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
     projections = dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
     is_poor = update.condition > _WELL_CONDITIONED
-    is_lost = update.condition >= _solvable(rows.dtype)
 
     def mend(rows_and_projections):
-        rows, _ = rows_and_projections
-        rows = lax.cond(is_lost, orthonormalize, lambda rows: dot(inverse_cholesky(dot(rows, rows.T)), rows), rows)
+        rows = orthonormalize(rows_and_projections[0])
         return rows, project(rows, centred)
 
-    return *only_if(is_due | is_poor | is_lost, mend, (rows, projections)), state
+    return *only_if(is_due | is_poor, mend, (rows, projections)), state
 
 
 def orthonormalize(rows: Array) -> Array:
     """Gram-Schmidt on rows (rank, d), rank <= d, in order; O(rank^2 d).
 
-    By Householder QR, whose result is orthonormal to rounding even where the rows are nearly dependent.
+    By the Cholesky factor of their Gram matrix, twice, since once loses digits (Yamamoto et al. 2015). Rows too nearly
+    dependent for that by Householder QR, whose result is orthonormal to rounding whatever they are.
     """
-    q, r = jnp.linalg.qr(rows.T)
-    new = lax.optimization_barrier(q.T)  # keeps LAPACK's layout from spreading to all arrays of eigenvectors
-    return new * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
+
+    def by_gram_matrix(rows):
+        inverse, condition = _inverse_and_condition(dot(rows, rows.T))
+        return dot(inverse, rows), condition
+
+    def by_qr():
+        q, r = jnp.linalg.qr(rows.T)
+        new = lax.optimization_barrier(q.T)  # keeps LAPACK's layout from spreading to all arrays of eigenvectors
+        return new * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
+
+    once, condition = by_gram_matrix(rows)
+    twice, _ = by_gram_matrix(once)
+    return lax.cond(condition >= _solvable(rows.dtype), by_qr, lambda: twice)
+
+
+def _inverse_and_condition(gram):
+    """Of a Gram matrix (rank, rank): the inverse Cholesky factor, or the identity where rounding has lost it, and the
+    condition number, 1 for orthonormal rows."""
+    rank = gram.shape[0]
+    inverse = inverse_cholesky(gram)
+    condition = jnp.trace(gram) * jnp.sum(inverse**2) / rank**2
+    condition = jnp.where(jnp.isfinite(condition), condition, jnp.inf)
+    return jnp.where(condition < _solvable(gram.dtype), inverse, jnp.eye(rank, dtype=gram.dtype)), condition
 
 
 _WELL_CONDITIONED = 4  # a condition number of the Gram matrix that costs a digit at most

@@ -17,8 +17,8 @@ import householder_mcmc as hm  # noqa: E402
 
 DIM, RANK, NUM_CHAINS, NUM_STEPS = 16384, 5, 16, 20
 SCHEMES = {
+    "eigen_latest": hm.eigen(RANK, gains=hm.LATEST_GAINS),
     "eigen": hm.eigen(RANK),
-    "eigen_averaged": hm.eigen(RANK, gains=hm.AVERAGED_GAINS),
     "two_ended": hm.two_ended(RANK),
 }
 _COLLECTIVE = re.compile(

@@ -18,11 +18,11 @@ SCHEMES = {
     "fixed": lambda: hm.fixed(jnp.ones(DIM)),
     "diagonal": hm.diagonal,
     "dense": hm.dense,
-    "eigen": lambda: hm.eigen(2),
+    "eigen_latest": lambda: hm.eigen(2, gains=hm.LATEST_GAINS),
     "eigen_isotropic": lambda: hm.eigen(2, "isotropic"),
     "eigen_identity": lambda: hm.eigen_identity(2),
     "eigen_periods": lambda: hm.eigen(2, orthonormalize_every=2, refresh_every=4),
-    "eigen_averaged": lambda: hm.eigen(2, gains=hm.AVERAGED_GAINS),
+    "eigen": lambda: hm.eigen(2),
     "eigen_authors": lambda: hm.eigen(2, gains=hm.AUTHORS_GAINS),
 }
 
@@ -126,7 +126,7 @@ def test_nonfinite_proposals_never_reach_the_learner():
 
 
 @pytest.mark.parametrize(
-    "name, limit", [("eigen", 4), ("eigen_averaged", 4), ("eigen_isotropic", 4), ("eigen_identity", 4), ("diagonal", 4)]
+    "name, limit", [("eigen_latest", 4), ("eigen", 4), ("eigen_isotropic", 4), ("eigen_identity", 4), ("diagonal", 4)]
 )
 def test_nothing_of_size_d_by_d(name, limit):
     """Every array in the program of a step at d = 4096, rank 2, 3 chains has at most `limit` * d numbers."""
@@ -137,7 +137,7 @@ def test_nothing_of_size_d_by_d(name, limit):
     assert dim * NUM_CHAINS <= largest_array(program.jaxpr) <= limit * dim
 
 
-@pytest.mark.parametrize("name", ["dense", "eigen", "eigen_isotropic", "eigen_identity", "eigen_averaged"])
+@pytest.mark.parametrize("name", ["dense", "eigen_latest", "eigen_isotropic", "eigen_identity", "eigen"])
 def test_products_ask_for_full_precision(name):
     sampler = hm.adaptive_mala(skewed_logdensity, SCHEMES[name](), NUM_CHAINS)
     assert_full_precision(jax.make_jaxpr(sampler.step)(jax.random.key(0), sampler.init(starts())).jaxpr)

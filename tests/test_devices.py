@@ -42,7 +42,7 @@ def test_sharded_dimension():
 
     Not at every step: rounds of mending and, every tenth step, of orthonormalising the averaged eigenvectors.
     """
-    found = result(start("shard", "dim", "eigen", "eigen_averaged", num_devices=8))
+    found = result(start("shard", "dim", "eigen_latest", "eigen", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS, DIM // 8] and found["share of the map"] == [RANK, DIM // 8]
 
@@ -57,11 +57,11 @@ def test_sharded_dimension():
 
 def test_sharded_chains():
     """Frozen chains say nothing to each other. Those that learn send sums over the chains, O(rank d), however many."""
-    found = result(start("shard", "chains", "eigen", num_devices=8))
+    found = result(start("shard", "chains", "eigen_latest", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
     assert found["frozen"] == {"always": [], "at times": []}
-    learning = found["adaptive"]["eigen"]
+    learning = found["adaptive"]["eigen_latest"]
     assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM and not learning["at times"]
     assert max(sizes(learning["always"])) < NUM_CHAINS * DIM
 

@@ -118,7 +118,7 @@ def student(x):
 @pytest.mark.parametrize("logdensity", [funnel, student], ids=lambda f: f.__name__)
 def test_hard_targets_end_with_a_warning(logdensity):
     positions = jax.random.normal(jax.random.key(1), (4, 4))
-    scheme = hm.eigen(2, gains=hm.AVERAGED_GAINS)
+    scheme = hm.eigen(2)
     states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 2000)
     summary = summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
     assert np.all(np.mean(info.acceptance_rate, axis=0) > 0.3)  # nothing to see there

@@ -34,7 +34,7 @@ def explained(inverse_mass_matrix):
 def test_a_window_learns_what_the_scheme_learns(tail, dtype):
     """The start is the first draw; the map in use changes at the ends of windows only; nothing is forgotten there."""
     xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 50), dtype)
-    scheme = hm.eigen(RANK, tail, hm.AVERAGED_GAINS)
+    scheme = hm.eigen(RANK, tail)
     core = hm.metric_core(scheme)
     state, learnt = core.init(DIM), scheme.init(xs[:1])
     update_core, update = jax.jit(lambda state, x: core.update(state, x, x)), jax.jit(scheme.update)

@@ -172,7 +172,7 @@ def test_miniature(which, name, schemes, tmp_path):
 def test_the_study_reproduces_the_authors_program(tmp_path):
     """First Gaussian, d = 50, all adaptive schemes; the authors' settings explore little of it, ours most."""
     entry = PROGRAM["gaussian1"]._replace(dims=(50,))
-    kept = {"authors": ADAPTIVE, "default": ("eigen",)}
+    kept = {"authors": ADAPTIVE, "latest": ("eigen",)}
     variants = {
         variant: entry.variants[variant]._replace(
             learners={name: entry.variants[variant].learners[name] for name in schemes}
@@ -186,4 +186,4 @@ def test_the_study_reproduces_the_authors_program(tmp_path):
     assert len(checks) == 5 and checks["passes"].all(), checks
     of_eigen = summary[summary["scheme"] == "eigen"].set_index("variant")
     assert of_eigen.loc["authors", "explored_high"] < 0.15
-    assert of_eigen.loc["default", "counts"]
+    assert of_eigen.loc["latest", "counts"]

@@ -81,13 +81,15 @@ def test_averaged_map_is_built_on_the_running_mean_of_ojas_eigenvectors(refresh_
     np.testing.assert_allclose(averaged.preconditioner(averaged_state).rotation.eigenvectors, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("gains, more", [(hm.LATEST_GAINS, 0), (hm.DEFAULT_GAINS, 1)], ids=["latest", "default"])
 @pytest.mark.parametrize("tail, num_reads", [("free", 3), ("isotropic", 3), ("unit", 2)])
-def test_update_reads_the_eigenvectors_three_times_and_has_no_qr(tail, num_reads):
-    """But for the branches of large and of due steps: their projections, the new rows, the tail."""
-    scheme = hm.eigen(RANK, tail)
+def test_update_reads_the_eigenvectors_three_times_and_has_no_qr(tail, num_reads, gains, more):
+    """But for the branches of large and of due steps: their projections, the new rows, the tail. Averaged eigenvectors
+    have projections of their own."""
+    scheme = hm.eigen(RANK, tail, gains)
     positions = draws()[0][:1]
     program = jax.make_jaxpr(scheme.update)(scheme.init(positions), positions)
-    assert num_products_with((RANK, DIM), program.jaxpr) == num_reads
+    assert num_products_with((RANK, DIM), program.jaxpr) == num_reads + more
     always = {equation.primitive.name for equation in equations(program.jaxpr, in_branches=False)}
     assert not always & {"qr", "geqrf", "householder_product", "eigh", "svd"}
 
@@ -100,7 +102,7 @@ def test_eigen_identity_is_the_unit_tail():
     )
 
 
-@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.AVERAGED_GAINS], ids=["default", "averaged"])
+@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 @pytest.mark.parametrize("tail", TAILS)
 def test_eigen_learns_a_spiked_covariance_from_independent_draws(tail, gains):
     """3 chains of 4000 independent draws: whitened eigenvalues within 35% of 1. The bound is about five

@@ -15,9 +15,9 @@ SCHEMES = {
     "none": hm.none,
     "diagonal": hm.diagonal,
     "dense": hm.dense,
-    "eigen": lambda: hm.eigen(2),
+    "eigen_latest": lambda: hm.eigen(2, gains=hm.LATEST_GAINS),
     "eigen_isotropic": lambda: hm.eigen(2, "isotropic"),
-    "eigen_averaged": lambda: hm.eigen(2, gains=hm.AVERAGED_GAINS, refresh_every=2),
+    "eigen": lambda: hm.eigen(2, refresh_every=2),
     "two_ended": lambda: hm.two_ended(2, block_size=2),
 }
 
@@ -38,7 +38,7 @@ def warmup(name, sampler):
 @pytest.mark.slow
 def test_a_batch_of_warmups_under_jit_is_its_members(x64):
     """Of other keys and positions; the second starts far away, so that its learner alone starts anew."""
-    warm_up = warmup("eigen_averaged", "hmc").run
+    warm_up = warmup("eigen", "hmc").run
     keys = jax.random.split(jax.random.key(0), 2)
     positions = jnp.stack([starts(jnp.float64), starts(jnp.float64) - 20])
     batch = jax.jit(jax.vmap(lambda key, x: warm_up(key, x, 20)))(keys, positions)
@@ -62,7 +62,7 @@ def strict():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, sampler",
-    [("dense", "mala"), ("eigen_isotropic", "mala"), ("eigen_averaged", "hmc"), ("two_ended", "hmc")],
+    [("dense", "mala"), ("eigen_isotropic", "mala"), ("eigen", "hmc"), ("two_ended", "hmc")],
 )
 def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, sampler, strict):
     (state, parameters), _ = warmup(name, sampler).run(jax.random.key(0), starts(), 20)

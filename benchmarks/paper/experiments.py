@@ -126,7 +126,7 @@ def _authors(rank, baseline_rank, fits):
 def _ours(rank, baseline_rank, is_gaussian=True, has_covariance=True):
     fitted = baselines.learners(baseline_rank, baselines.corrected(is_gaussian))
     return {
-        "default": Variant(settings.adaptive(rank, hm.DEFAULT_GAINS), NUM_DEFAULT_CHAINS),
+        "latest": Variant(settings.adaptive(rank, hm.LATEST_GAINS), NUM_DEFAULT_CHAINS),
         "averaged": _averaged(rank),
         "corrected": Variant(fitted | baselines.exact() if has_covariance else fitted),
     }
@@ -134,5 +134,5 @@ def _ours(rank, baseline_rank, is_gaussian=True, has_covariance=True):
 
 def _averaged(rank):
     """The learners on which averaging has an effect."""
-    learners = settings.adaptive(rank, hm.AVERAGED_GAINS)
+    learners = settings.adaptive(rank, hm.DEFAULT_GAINS)
     return Variant({name: learners[name] for name in ("eigen", "eigen_identity")}, NUM_DEFAULT_CHAINS)

@@ -17,7 +17,7 @@ _SPEEDUP = 20  # of eigen at d = 200
 
 def is_ours(table: pd.DataFrame) -> pd.Series:
     """Which rows have our settings: our gains, and baselines without the paper's faults."""
-    return table["variant"].isin(["default", "averaged", "averaged_m32", "corrected"])
+    return table["variant"].isin(["latest", "averaged", "averaged_m32", "corrected"])
 
 
 def ess_per_second(rows: pd.DataFrame, ess: str = "medESS") -> pd.Series:

@@ -88,7 +88,7 @@ CHANGES = {
 }
 REFRESH = {
     f"eigen(3), {name} gains, refresh_every {every}": Change(refreshed(gains, every))
-    for name, gains in {"default": hm.DEFAULT_GAINS, "averaged": hm.AVERAGED_GAINS}.items()
+    for name, gains in {"latest": hm.LATEST_GAINS, "default": hm.DEFAULT_GAINS}.items()
     for every in (1, 10, 100)
 }
 

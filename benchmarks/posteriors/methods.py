@@ -258,7 +258,7 @@ def nutpie(logdensity, starts, key, budget):
 
 METHODS = {
     "MALA, two_ended": mala(lambda dim: hm.two_ended(RANK)),
-    "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim), gains=hm.AVERAGED_GAINS)),
+    "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim))),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
     "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
     "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
