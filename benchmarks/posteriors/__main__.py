@@ -3,13 +3,13 @@
     python -m benchmarks.posteriors [--only TARGET] [--methods METHOD] [--seeds N] [--out FOLDER]
 
 Four chains in double precision, rank 32, 100,000 gradients in all, or 1,000,000 on the three targets of `study.HARD`;
-NUTS uses more where its warm-up does. All warm-ups take 500 draws a chain, after which HMC, or NUTS with its step size,
-is frozen on our map; but MALA's takes 2000 + 4 d steps, and that of our HMC 2000 on the hard targets. NUTS and HMC draw
-until the gradients are used up, 300 a chain at least. ESS is ArviZ's bulk ESS per 1000 gradients of warm-up and
-sampling together, of x and of (x - mean)^2, over all parameters. Explored is the range of the variance over the
-reference; an ESS counts if that is in 0.8-1.25 and R-hat below 1.05. Seconds are of sampling alone, on one core. Left
-out are a dense metric from d = 500 on, on the Gaussians of d = 1000 NUTS with a diagonal metric and our map learnt in
-each chain, and nutpie on stochastic volatility. Writes `posteriors.csv` and `posteriors.md`.
+NUTS uses more where its warm-up does. All warm-ups take 500 draws a chain, ours on the hard targets 2000; MALA, HMC, or
+NUTS with HMC's step size, is then frozen on our map. NUTS and HMC draw until the gradients are used up, 300 a chain at
+least. ESS is ArviZ's bulk ESS per 1000 gradients of warm-up and sampling together, of x and of (x - mean)^2, over all
+parameters. Explored is the range of the variance over the reference; an ESS counts if that is in 0.8-1.25 and R-hat
+below 1.05. Seconds are of sampling alone, on one core. Left out are a dense metric from d = 500 on, on the Gaussians of
+d = 1000 NUTS with a diagonal metric and our map learnt in each chain, and nutpie on stochastic volatility. Writes
+`posteriors.csv` and `posteriors.md`.
 """
 
 import argparse
