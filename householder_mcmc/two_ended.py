@@ -36,9 +36,9 @@ class TwoEndedState(NamedTuple):
 
     count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2,
     num_chains, d): of each chain, for distances between chains that start apart say nothing of the target. variances
-    (2, d): about it, whitened by the low-rank part of the map alone. pairs (2, rank, d): combinations of past draws and
-    scores about their means. preconditioner: fitted to those. corrections (rank,): of the logarithms of its
-    eigenvalues, in their order.
+    (2, d): about it, whitened by the low-rank part of the map alone; of the maps since the last that was much different.
+    pairs (2, rank, d): combinations of past draws and scores about their means. preconditioner: fitted to those.
+    corrections (rank,): of the logarithms of its eigenvalues, in their order.
     """
 
     count: Array
@@ -118,7 +118,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 
         whitened = _whiten(_corrected(preconditioner, corrections), new * units)
         of_block = jnp.mean(whitened**2, axis=1) / units[:, 0] ** 2
-        variances = variances + weight * (of_block - variances)
+        variances = variances + jnp.maximum(weight, _moved(variances, of_block)) * (of_block - variances)
         learnt = state._replace(
             mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner, corrections=corrections
         )
@@ -166,6 +166,16 @@ def _scales(variances, old):
     draws, scores = variances
     is_known = (draws > 0) & (scores > 0)
     return jnp.where(is_known, (draws / jnp.where(is_known, scores, 1)) ** 0.25, old)
+
+
+def _moved(old, new):
+    """How much of the variances (2, d) of the past is to be forgotten because the maps that whitened them were others.
+
+    Noise differs from one coordinate to another. What all have in common is a change of the map.
+    """
+    is_known = (old > 0) & (new > 0)
+    log_ratio = jnp.log(jnp.where(is_known, new, 1) / jnp.where(is_known, old, 1))
+    return 1 - jnp.exp(-jnp.max(jnp.abs(jnp.mean(log_ratio, axis=1))))
 
 
 def _fold(rows):
