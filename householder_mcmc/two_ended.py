@@ -36,7 +36,7 @@ class TwoEndedState(NamedTuple):
 
     count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2,
     num_chains, d): of each chain, for distances between chains that start apart say nothing of the target. variances
-    (2, d): about it, whitened by the low-rank part of the map alone; of the maps since the last that was much different.
+    (2, d): about it, whitened by the low-rank part of the map alone; since it last changed much.
     pairs (2, rank, d): combinations of past draws and scores about their means. preconditioner: fitted to those.
     corrections (rank,): of the logarithms of its eigenvalues, in their order.
     """
