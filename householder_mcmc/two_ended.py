@@ -171,11 +171,12 @@ def _scales(variances, old):
 def _moved(old, new):
     """How much of the variances (2, d) of the past is to be forgotten because the maps that whitened them were others.
 
-    Noise differs from one coordinate to another. What all have in common is a change of the map.
+    Noise differs from one coordinate to another. What all have in common is a change of the map; squared, since a slow
+    wide direction of chains is in common too, but small.
     """
     is_known = (old > 0) & (new > 0)
     log_ratio = jnp.log(jnp.where(is_known, new, 1) / jnp.where(is_known, old, 1))
-    return 1 - jnp.exp(-jnp.max(jnp.abs(jnp.mean(log_ratio, axis=1))))
+    return 1 - jnp.exp(-jnp.max(jnp.mean(log_ratio, axis=1) ** 2))
 
 
 def _fold(rows):

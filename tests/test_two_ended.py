@@ -69,13 +69,13 @@ def test_wide_directions_need_no_equilibrium():
 
 
 def test_scales_are_of_the_latest_map():
-    """The paper's second Gaussian: until its 32 directions are known their widths are in all scales. 800 draws leave a
-    condition number of 5 to 9 (four seeds); with scales averaged over the maps of all blocks, 21 to 450."""
+    """The paper's second Gaussian: until its 32 directions are known their widths are in all scales. 400 draws of one
+    chain leave a condition number of 10 to 20 (four seeds); with scales averaged over all maps, 31 to 164."""
     target = paper_second(100, 32, np.random.default_rng(0))
-    draws = jnp.asarray(target.sample(np.random.default_rng(1), 800).reshape(200, 4, 100), jnp.float32)
+    draws = jnp.asarray(target.sample(np.random.default_rng(5), 400).reshape(400, 1, 100), jnp.float32)
     scores = jax.vmap(jax.vmap(jax.grad(target.logdensity)))(draws)
     scheme = hm.two_ended(32)
-    assert condition(scheme, learn(scheme, draws, scores), target.covariance) < 15
+    assert condition(scheme, learn(scheme, draws, scores), target.covariance) < 25
 
 
 def test_distances_between_chains_do_not_count():
