@@ -34,7 +34,7 @@ SCHEMES = {
     "two_ended": hm.two_ended,
 }
 DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
-DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (10_000, 4000)}  # warm-up and draws, at about equal cost
+DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}  # warm-up and draws, at about equal cost
 
 
 class UsageError(Exception):
@@ -159,8 +159,8 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
         acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
-        num_gradients=np.sum(sampler.num_gradients(info), dtype=np.int64),
-        num_warmup_gradients=np.sum(warmup_info.num_gradients, dtype=np.int64),
+        num_gradients=np.asarray(sampler.num_gradients(info)).sum(dtype=np.int64),
+        num_warmup_gradients=np.asarray(warmup_info.num_gradients).sum(dtype=np.int64),
         warmup_seconds=warmup_seconds,
         sampling_seconds=sampling_seconds,
         reference=reference,
