@@ -173,7 +173,7 @@ def eigen(
     Returns
     -------
     Scheme. The state holds O(rank d) numbers. An update reads the eigenvectors three times and writes them once; with
-    an average or `refresh_every` above 1 it also reads those of the map twice.
+    `refresh_every` above 1 it also reads those of the map twice, and with an average it reads and writes that.
 
     Raises
     ------
