@@ -239,8 +239,8 @@ def _adapting(scheme, dim, chains):
 
     positions = jax.random.normal(jax.random.key(1), (chains, dim))
     state = hm.adaptive_mala.init(positions, _constant, scheme, chains)
-    if hasattr(state.scheme, "mean"):
-        state = state._replace(scheme=state.scheme._replace(count=state.scheme.count + 10**6))
+    late = jax.tree.map(lambda leaf: leaf + 10**6 if leaf.dtype == jnp.int32 else leaf, state.scheme)
+    state = state._replace(scheme=late)  # the counts of the learner and of its optimiser
     return *_keyed(transition, state), ()
 
 
