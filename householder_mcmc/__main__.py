@@ -67,12 +67,7 @@ def _parser():
     demo = commands.add_parser("demo", help="sample a real 501-dimensional posterior and compare schemes")
     sample = commands.add_parser("sample", help="sample your own model")
     sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
-    sample.add_argument(
-        "--scheme",
-        choices=SCHEMES,
-        default="two_ended",
-        help="default %(default)s",
-    )
+    sample.add_argument("--scheme", choices=SCHEMES, default="two_ended", help="default %(default)s")
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
     sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")

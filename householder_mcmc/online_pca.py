@@ -99,8 +99,8 @@ def step(
 ) -> tuple[Array, Array, optax.OptState]:
     """New eigenvectors (rank, d), the draws' projections on them (rank, num_chains), and the optimiser's state.
 
-    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, in
-    full. is_due: do so anyway, against rounding that adds up.
+    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, by
+    their Gram matrix or, if larger still, by QR. is_due: do so by the Gram matrix, against rounding that adds up.
     """
     draws, along, weights = centred, projections, increment.weights
     if weights.shape[1] > weights.shape[0]:  # more chains than rows act through their weighted sums alone
@@ -112,9 +112,10 @@ def step(
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
     projections = dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
     is_poor = update.condition > _WELL_CONDITIONED
+    is_lost = update.condition >= _solvable(rows.dtype)
 
     def mend(rows_and_projections):
-        rows = orthonormalize(rows_and_projections[0])
+        rows = lax.cond(is_lost, _by_qr, lambda rows: _by_gram_matrix(rows)[0], rows_and_projections[0])
         return rows, project(rows, centred)
 
     return *only_if(is_due | is_poor, mend, (rows, projections)), state
@@ -127,18 +128,21 @@ def orthonormalize(rows: Array) -> Array:
     dependent for that by Householder QR, whose result is orthonormal to rounding whatever they are.
     """
 
-    def by_gram_matrix(rows):
-        inverse, condition = _inverse_and_condition(dot(rows, rows.T))
-        return dot(inverse, rows), condition
+    once, condition = _by_gram_matrix(rows)
+    is_lost = condition >= _solvable(rows.dtype)
+    return lax.cond(is_lost, lambda: _by_qr(rows), lambda: _by_gram_matrix(once)[0])
 
-    def by_qr():
-        q, r = jnp.linalg.qr(rows.T)
-        new = lax.optimization_barrier(q.T)  # keeps LAPACK's layout from spreading to all arrays of eigenvectors
-        return new * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
 
-    once, condition = by_gram_matrix(rows)
-    twice, _ = by_gram_matrix(once)
-    return lax.cond(condition >= _solvable(rows.dtype), by_qr, lambda: twice)
+def _by_gram_matrix(rows):
+    """The rows orthonormalised, if their condition number, the second of the results, lets a Gram matrix do it."""
+    inverse, condition = _inverse_and_condition(dot(rows, rows.T))
+    return dot(inverse, rows), condition
+
+
+def _by_qr(rows):
+    q, r = jnp.linalg.qr(rows.T)
+    new = lax.optimization_barrier(q.T)  # keeps LAPACK's layout from spreading to all arrays of eigenvectors
+    return new * jnp.where(jnp.diag(r) < 0, -1, 1).astype(rows.dtype)[:, None]
 
 
 def _inverse_and_condition(gram):

@@ -71,7 +71,7 @@ def test_authors_settings_recover_the_leading_eigenvector():
 
 @pytest.mark.parametrize("start", ["equilibrium", "zero"])
 @pytest.mark.parametrize("tail", ["free", "isotropic"])
-def test_defaults_explore_the_first_gaussian(tail, start):
+def test_latest_eigenvectors_explore_the_first_gaussian(tail, start):
     """Exact covariance: 97 ESS per 1000 gradients."""
     for seed in range(2):
         xs, _ = adaptive_run(FIRST, hm.eigen(3, tail, hm.LATEST_GAINS), 8, 5000, seed, start)
@@ -81,7 +81,7 @@ def test_defaults_explore_the_first_gaussian(tail, start):
 
 
 @pytest.mark.parametrize("start", ["equilibrium", "zero"])
-def test_defaults_explore_the_second_gaussian(start):
+def test_latest_eigenvectors_explore_the_second_gaussian(start):
     """Exact covariance: 98 ESS per 1000 gradients."""
     for seed in range(2):
         xs, _ = adaptive_run(SECOND, hm.eigen(32, gains=hm.LATEST_GAINS), 8, 5000, seed, start)
@@ -103,7 +103,7 @@ def test_averaged_eigenvectors_explore_fully(target, rank, ess):
 @pytest.mark.parametrize("target, rank, num_warmup, ess", [(FIRST, 3, 5000, 80), (SECOND, 32, 15_000, 55)], ids=IDS)
 def test_warmup_then_freeze_explores_the_gaussians(target, rank, num_warmup, ess, gains):
     """From one point. On the second Gaussian the exact eigenvectors, frozen, give 62 (the tail is diagonal in an
-    arbitrary basis), and a warm-up of 5000 steps 50-54: what an adaptive run shows beyond that comes with its missing
+    arbitrary basis), and a warm-up of 1000 steps 47-50: what an adaptive run shows beyond that comes with its missing
     variance."""
     starts = jnp.zeros((8, 100))
     states, _ = warm_up_and_sample(target.logdensity, hm.eigen(rank, gains=gains), starts, num_warmup, 2500)

@@ -27,13 +27,14 @@ def condition(target, preconditioner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampler, num_steps, acceptance", [("mala", 5000, 0.574), ("hmc", 2000, 0.8)])
 @pytest.mark.parametrize("name", ["eigen", "two_ended"])
-def test_a_far_start_does_no_harm(name):
+def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
     """10^3 standard deviations (Mahalanobis) away: each chain in a random direction of its own, or all at one point.
 
-    Condition numbers over four seeds, from draws, apart and from one point: `eigen` 1.6, 1.7-2.0, 1.6-1.8; `two_ended`,
-    which learns more from afar, 1.1-1.2, 1.0-1.2, 1.0. What is not promised: with `LATEST_GAINS`, whose map is noisier,
-    `eigen` has 2.0-2.3, 2.2-2.5, 3.0-5.7.
+    Condition numbers after 2000 steps over four seeds, from draws, apart and from one point: `eigen` 1.6, 1.7-2.0,
+    1.6-1.8; `two_ended`, which learns more from afar, 1.1-1.2, 1.0-1.2, 1.0. What is not promised: with `LATEST_GAINS`,
+    whose map is noisier, `eigen` has 2.0-2.3, 2.2-2.5, 3.0-5.7.
     """
     target = wide_in_three_directions(100)
     rng = np.random.default_rng(1)
@@ -41,14 +42,14 @@ def test_a_far_start_does_no_harm(name):
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     away = 1000 * directions @ np.linalg.cholesky(target.covariance).T
     scheme = hm.two_ended(8) if name == "two_ended" else hm.eigen(3)
-    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS)
+    warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS, sampler=sampler)
     starts = {"draws": target.sample(rng, NUM_CHAINS), "apart": target.mean + away}
     starts["one point"] = np.tile(starts["apart"][0], (NUM_CHAINS, 1))
     conditions = {}
     for kind, positions in starts.items():
-        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), 2000)
+        (_, parameters), info = warmup.run(jax.random.key(0), jnp.asarray(positions, jnp.float32), num_steps)
         conditions[kind] = condition(target, parameters["inverse_mass_matrix"])
-        assert np.all(np.abs(info.acceptance_rate - 0.8) < 0.06), kind
+        assert np.all(np.abs(info.acceptance_rate - acceptance) < 0.06), kind
     assert max(conditions.values()) < 2 * conditions["draws"], conditions
 
 

@@ -178,6 +178,16 @@ def test_ablations_change_what_they_say(monkeypatch):
 
     monkeypatch.setattr(ablations, "NUM_GRADIENTS", 3000)
     monkeypatch.setitem(ablations.CHANGES, "short", ablations.CHANGES["2 chains"]._replace(num_warmup=40))
+    trajectories, budgets = ablations.trajectories, []
+
+    def noting_the_budget(*args):
+        method = trajectories(*args)
+        return lambda logdensity, starts, key, budget: (
+            budgets.append((len(starts), budget)) or method(logdensity, starts, key, budget)
+        )
+
+    monkeypatch.setattr(ablations, "trajectories", noting_the_budget)
     row = ablations.run("kidiq, d = 4", "short", 0)
+    assert budgets == [(2, methods.Budget(3000, warmup=40))]
     assert row["num_gradients"] >= 3000 and np.isfinite(row["min_ess"])
     assert ablations.table(pd.DataFrame([row])).count("\n") == 2

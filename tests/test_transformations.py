@@ -62,7 +62,7 @@ def strict():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, sampler",
-    [("dense", "mala"), ("eigen_isotropic", "mala"), ("eigen", "hmc"), ("two_ended", "hmc")],
+    [("dense", "mala"), ("eigen_isotropic", "mala"), ("eigen", "hmc"), ("two_ended", "hmc"), ("diagonal", "hmc")],
 )
 def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, sampler, strict):
     (state, parameters), _ = warmup(name, sampler).run(jax.random.key(0), starts(), 20)

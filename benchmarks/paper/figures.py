@@ -54,11 +54,7 @@ def box_plots(table: pd.DataFrame, title: str) -> Figure:
     """
     figure = Figure(figsize=(12, 7), layout="constrained")
     grid = figure.subplots(2, 2, sharey="row")
-    sides = (
-        (~tables.is_ours(table), "as in the paper"),
-        (table["variant"].isin(_RIGHT), "our gains, latest eigenvectors"),
-    )
-    for column, (is_shown, name) in enumerate(sides):
+    for column, (is_shown, name) in enumerate(_sides(table)):
         side = table[is_shown]
         ess = "medESS_cos" if column == 1 and side["medESS_cos"].notna().any() else "medESS"
         raw = side[ess] * 2 / side["chains"]
@@ -95,15 +91,17 @@ def _boxes(axes, table):
     axes.grid(axis="y", alpha=0.3)
 
 
+def _sides(table):
+    """Which rows are shown left and right, with titles."""
+    is_right = table["variant"].isin(_RIGHT)
+    return (~tables.is_ours(table), "as in the paper"), (is_right, "our gains, latest eigenvectors")
+
+
 def recovery(distances: pd.DataFrame, authors: pd.DataFrame) -> Figure:
     """sin^2 between the leading eigenvectors of L L^T and of the target along the run; dotted: the authors' program."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     grid = figure.subplots(1, 2, sharey=True)
-    sides = (
-        (~tables.is_ours(distances), "as in the paper"),
-        (distances["variant"].isin(_RIGHT), "our gains, latest eigenvectors"),
-    )
-    for axes, (is_shown, title) in zip(grid, sides, strict=True):
+    for axes, (is_shown, title) in zip(grid, _sides(distances), strict=True):
         side = distances[is_shown]
         for scheme, runs in side.groupby("scheme", sort=False):
             for replicate, run in runs.groupby("replicate"):
