@@ -125,6 +125,24 @@ def test_hard_targets_end_with_a_warning(logdensity):
     assert "ESS" in " ".join(summary["warnings"])
 
 
+def flat_coordinate(x):
+    return -0.5 * jnp.sum(x[1:] ** 2)
+
+
+def flat_direction(x):
+    return -0.5 * jnp.sum((x - jnp.mean(x)) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [hm.diagonal(), hm.eigen(1), hm.two_ended()], ids=["diagonal", "eigen", "two_ended"])
+@pytest.mark.parametrize("logdensity", [flat_coordinate, flat_direction], ids=lambda f: f.__name__)
+def test_improper_targets_end_with_a_warning(logdensity, scheme):
+    positions = jax.random.normal(jax.random.key(1), (4, 4))
+    states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 1000, "hmc")
+    summary = summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
+    assert "R-hat" in " ".join(summary["warnings"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("distance", [0, 10])
 def test_command_line_prints_warnings(tmp_path, capsys, distance):
