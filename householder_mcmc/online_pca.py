@@ -107,7 +107,7 @@ def step(
         size = jnp.maximum(jnp.max(jnp.abs(weights)), 1)
         draws, along = dot(weights / size, centred), dot(projections, weights.T / size)
         increment = increment._replace(weights=size * jnp.eye(len(weights), dtype=weights.dtype))
-    gram = dot(draws, draws.T)
+    gram = project(draws, draws)
     update, state = optimiser.update(increment, state, projections=along, gram=gram)
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
     projections = dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))
@@ -135,7 +135,7 @@ def orthonormalize(rows: Array) -> Array:
 
 def _by_gram_matrix(rows):
     """The rows orthonormalised, if their condition number, the second of the results, lets a Gram matrix do it."""
-    inverse, condition = _inverse_and_condition(dot(rows, rows.T))
+    inverse, condition = _inverse_and_condition(project(rows, rows))
     return dot(inverse, rows), condition
 
 
