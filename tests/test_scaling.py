@@ -2,6 +2,7 @@
 
 import csv
 
+import jax
 import numpy as np
 import pytest
 
@@ -26,6 +27,14 @@ def test_every_case_runs_and_is_written(tmp_path, monkeypatch):
     with (tmp_path / "scaling.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)
     assert scaling.table(rows).count("\n") == len(rows) + 1
+
+
+def test_the_compiler_cannot_know_the_gradient():
+    """A constant one moves a product of each step out of the loop that is timed."""
+    for make in (scaling._blackjax_mala, lambda dim, chains: scaling._mala(dim, 2, chains)):
+        step, (_, state), constants = make(5, 3)
+        (_, moved) = jax.lax.fori_loop(0, 20, lambda _, carry: step(carry, constants), (0, state))
+        assert np.all(np.any(moved.logdensity_grad != state.logdensity_grad, axis=1))
 
 
 def test_slope_is_the_exponent_of_d():
