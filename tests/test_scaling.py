@@ -29,12 +29,13 @@ def test_every_case_runs_and_is_written(tmp_path, monkeypatch):
     assert scaling.table(rows).count("\n") == len(rows) + 1
 
 
-def test_the_compiler_cannot_know_the_gradient():
+@pytest.mark.parametrize("form", ["BlackJAX's", "compact"])
+def test_the_compiler_cannot_know_the_gradient(form):
     """A constant one moves a product of each step out of the loop that is timed."""
-    for make in (scaling._blackjax_mala, lambda dim, chains: scaling._mala(dim, 2, chains)):
-        step, (_, state), constants = make(5, 3)
-        (_, moved) = jax.lax.fori_loop(0, 20, lambda _, carry: step(carry, constants), (0, state))
-        assert np.all(np.any(moved.logdensity_grad != state.logdensity_grad, axis=1))
+    (case,) = [case for case in scaling.of_size(5, 2, 3) if (case.operation, case.form) == ("MALA step", form)]
+    step, carry, constants = case.make()
+    _, moved = jax.lax.fori_loop(0, 20, lambda _, carry: step(carry, constants), carry)
+    assert np.all(np.any(moved.logdensity_grad != carry[1].logdensity_grad, axis=1))
 
 
 def test_slope_is_the_exponent_of_d():
