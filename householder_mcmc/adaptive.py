@@ -13,6 +13,7 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc import mala
+from householder_mcmc.metropolis import is_finite, require_finite
 from householder_mcmc.samplers import Sampler
 from householder_mcmc.schemes import Scheme
 
@@ -92,7 +93,7 @@ def init(
                 f"got shape {jnp.shape(leaf)}."
             )
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
-    mala.require_finite(chains)
+    require_finite(chains)
     x, _ = good_draws(chains)
     return AdaptiveState(
         chains=sampler.state(*chains),
@@ -155,7 +156,7 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
     """
     rates = info.acceptance_rate.astype(acceptance_rate.dtype)
     shortfall = 0.7 * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
-    weights = jnp.where(jax.vmap(mala.is_finite)(chains), jnp.maximum(1, shortfall) ** 2, 0)
+    weights = jnp.where(jax.vmap(is_finite)(chains), jnp.maximum(1, shortfall) ** 2, 0)
     error = jnp.sum(weights * (rates - target_acceptance_rate)) / jnp.maximum(jnp.sum(weights), 1)
     return error, acceptance_rate + (rates - acceptance_rate) / _ACCEPTANCE_MEMORY
 
@@ -163,7 +164,7 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
 def good_draws(chains):
     """The chains' positions and scores, both (num_chains, d); the first good chain takes the place of bad ones."""
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
-    is_good = jax.vmap(mala.is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
+    is_good = jax.vmap(is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
     is_kept = (is_good | ~jnp.any(is_good))[:, None]
     first = jnp.argmax(is_good, keepdims=True)
 

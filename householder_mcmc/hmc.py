@@ -19,6 +19,7 @@ from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc import mala
+from householder_mcmc.metropolis import accept_or_reject, is_finite, require_positive
 from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api"]
@@ -79,12 +80,12 @@ def build_kernel(most_steps: int | Array = 1000) -> Callable:
             return x, momentum + step_size / 2 * gradient, gradient, end
 
         momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
-        gradient = jnp.where(mala.is_finite(state), whiten(state.logdensity_grad), 0)
+        gradient = jnp.where(is_finite(state), whiten(state.logdensity_grad), 0)
         begin = x, momentum, gradient, state
         _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
         log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
-        state, info = mala.accept_or_reject(key_accept, log_ratio, state, end)
-        return state, HMCInfo(*info, num_steps)
+        state, choice = accept_or_reject(key_accept, log_ratio, state, end)
+        return state, HMCInfo(*choice, num_steps)
 
     return kernel
 
@@ -113,7 +114,7 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
         kernel = hm.hmc(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
-    mala.require_positive(step_size)
+    require_positive(step_size)
     return build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
     )

@@ -10,26 +10,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
 from blackjax.mcmc.mala import MALAState
-from blackjax.mcmc.proposal import static_binomial_sampling
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.metropolis import accept_or_reject, is_finite, require_finite, require_positive
 from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 
-__all__ = [
-    "MALAState",
-    "MALAInfo",
-    "init",
-    "build_kernel",
-    "as_top_level_api",
-    "accept_or_reject",
-    "require_positive",
-    "require_finite",
-    "is_finite",
-]
+__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api"]
 
 
 class MALAInfo(NamedTuple):
@@ -89,7 +78,8 @@ def build_kernel() -> Callable:
 
         drifts = forward_drift + drift(proposal.logdensity_grad)
         log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
-        return accept_or_reject(key_accept, log_ratio, state, proposal)
+        state, choice = accept_or_reject(key_accept, log_ratio, state, proposal)
+        return state, MALAInfo(*choice)
 
     return kernel
 
@@ -126,42 +116,3 @@ def _log_q_ratio(noise, drifts):
     Half the difference of squared lengths, as a product that does not cancel.
     """
     return -jnp.sum(drifts * (noise + drifts / 2))
-
-
-def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, MALAInfo]:
-    """Metropolis's choice, with a proposal that is not finite rejected and a state that is not left for any other."""
-    is_bad_start, is_bad_proposal = ~is_finite(state), ~is_finite(proposal)
-    log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
-    log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
-    state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(rng_key, log_ratio, state, proposal)
-    return state, MALAInfo(acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
-
-
-def require_positive(step_size) -> None:
-    """Raise ValueError if a step size is at hand and not positive."""
-    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
-        raise ValueError(f"step_size must be positive, got {step_size}.")
-
-
-def require_finite(state: MALAState) -> None:
-    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient.
-
-    Unless the values are not at hand: traced, or in part on the devices of other processes.
-    """
-    if any(isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable for leaf in jax.tree.leaves(state)):
-        return
-    batched = jax.vmap(is_finite) if jnp.ndim(state.logdensity) else is_finite
-    is_good = np.atleast_1d(batched(state))
-    if not is_good.all():
-        where = f" of chains {np.flatnonzero(~is_good).tolist()}" if jnp.ndim(state.logdensity) else ""
-        values = np.atleast_1d(np.asarray(state.logdensity))[~is_good]
-        what = "log-density" if not np.isfinite(values).all() else "gradient"
-        raise ValueError(
-            f"the log-density and its gradient must be finite at the start{where}: "
-            f"the {what} is not, with log-density {values.tolist()}."
-        )
-
-
-def is_finite(state: MALAState) -> Array:
-    """Whether the log-density and all of its gradient are."""
-    return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(ravel_pytree(state.logdensity_grad)[0]))

@@ -1,0 +1,57 @@
+"""The Metropolis choice of every kernel, and the checks of its states and step size.
+
+States have a `logdensity` and a `logdensity_grad`, as BlackJAX's have.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc.proposal import static_binomial_sampling
+from blackjax.types import Array
+from jax.flatten_util import ravel_pytree
+
+__all__ = ["accept_or_reject", "require_positive", "require_finite", "is_finite"]
+
+
+def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, tuple[Array, Array, Array]]:
+    """Metropolis's choice, with a proposal that is not finite rejected and a state that is not left for any other.
+
+    Returns the new state; the acceptance rate, whether the proposal was accepted, and whether either was not finite.
+    """
+    is_bad_start, is_bad_proposal = ~is_finite(state), ~is_finite(proposal)
+    log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
+    log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
+    state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(rng_key, log_ratio, state, proposal)
+    return state, (acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
+
+
+def require_positive(step_size) -> None:
+    """Raise ValueError if a step size is at hand and not positive."""
+    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
+        raise ValueError(f"step_size must be positive, got {step_size}.")
+
+
+def require_finite(state: NamedTuple) -> None:
+    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient.
+
+    Unless the values are not at hand: traced, or in part on the devices of other processes.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable for leaf in jax.tree.leaves(state)):
+        return
+    batched = jax.vmap(is_finite) if jnp.ndim(state.logdensity) else is_finite
+    is_good = np.atleast_1d(batched(state))
+    if not is_good.all():
+        where = f" of chains {np.flatnonzero(~is_good).tolist()}" if jnp.ndim(state.logdensity) else ""
+        values = np.atleast_1d(np.asarray(state.logdensity))[~is_good]
+        what = "log-density" if not np.isfinite(values).all() else "gradient"
+        raise ValueError(
+            f"the log-density and its gradient must be finite at the start{where}: "
+            f"the {what} is not, with log-density {values.tolist()}."
+        )
+
+
+def is_finite(state: NamedTuple) -> Array:
+    """Whether the log-density and all of its gradient are."""
+    return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(ravel_pytree(state.logdensity_grad)[0]))
