@@ -19,9 +19,11 @@ from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
 from benchmarks import targets
+from benchmarks.posteriors import methods
 from householder_mcmc import item_response, report
 
-NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, NUM_SEEDS = 4, 1000, 1000, 3
+NUM_CHAINS, NUM_SEEDS = 4, 3
+BUDGET = methods.Budget(num_gradients=0, warmup_nuts=1000, fewest_draws=1000)
 
 
 class Problem(NamedTuple):
@@ -67,50 +69,24 @@ def item_response_problem():
     )
 
 
-def num_steps_only(state, info, adaptation_state):
-    return info.num_integration_steps
-
-
-def staged(metric, logdensity):
-    warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity, metric=metric, adaptation_info_fn=num_steps_only)
-    return warmup, lambda info: info.sum()
-
-
-def window_low_rank(rank, logdensity):
-    warmup = blackjax.window_adaptation_low_rank(blackjax.nuts, logdensity, max_rank=rank)
-    return warmup, lambda info: info.info.num_integration_steps.sum()
-
-
 WARMUPS = {
-    "`welford_diag`": lambda rank, logdensity: staged("welford_diag", logdensity),
-    "BlackJAX low rank": window_low_rank,
-    "`hm.metric_core`": lambda rank, logdensity: staged(hm.metric_core(rank), logdensity),
+    "`welford_diag`": lambda rank: methods.staged("welford_diag"),
+    "BlackJAX low rank": methods.window_low_rank,
+    "`hm.metric_core(rank)`": lambda rank: methods.staged(hm.metric_core(rank)),
+    "`hm.metric_core(hm.two_ended(rank))`": lambda rank: methods.staged(hm.metric_core(hm.two_ended(rank))),
 }
 
 
-def run(problem, build_warmup, seed):
+def run(problem, adapt, seed):
     """ESS per 1000 gradients (4,): min and median, then with the warm-up; the range of exploration (2,); R-hat."""
-    warmup, count = build_warmup(problem.rank, problem.logdensity)
-
-    def one_chain(args):
-        key_warmup, key_sample = jax.random.split(args[0])
-        (state, parameters), info = warmup.run(key_warmup, args[1], NUM_WARMUP)
-        kernel = blackjax.nuts(problem.logdensity, **parameters)
-
-        def one_step(state, key):
-            state, info = kernel.step(key, state)
-            return state, (state.position, info.num_integration_steps)
-
-        _, (draws, steps) = jax.lax.scan(one_step, state, jax.random.split(key_sample, NUM_DRAWS))
-        return draws, count(info), steps.sum()
-
-    keys = jax.random.split(jax.random.key(seed), NUM_CHAINS)
-    draws, warmup_steps, steps = jax.jit(lambda *args: jax.lax.map(one_chain, args))(keys, problem.starts(seed))
-    ess, _, rhat = report.ess_and_rhat(np.asarray(draws))
-    sizes = np.array([ess.min(), np.median(ess)])
+    nuts = methods.trajectories(blackjax.nuts, adapt)
+    sample = nuts(problem.logdensity, problem.starts(seed), jax.random.key(seed), BUDGET)
+    draws = np.moveaxis(sample.draws, 0, 1)
+    ess, _, rhat = report.ess_and_rhat(draws)
+    sizes = 1e3 * np.array([ess.min(), np.median(ess)])
     explored = np.asarray(problem.explored(draws))
-    with_warmup = sizes / (steps.sum() + warmup_steps.sum())
-    return np.r_[1e3 * sizes / steps.sum(), 1e3 * with_warmup, explored.min(), explored.max(), rhat.max()]
+    alone = sizes / (sample.num_gradients - sample.num_warmup_gradients)
+    return np.r_[alone, sizes / sample.num_gradients, explored.min(), explored.max(), rhat.max()]
 
 
 def main():
@@ -123,8 +99,8 @@ def main():
     print("| target | rank | warm-up | ESS per 1000 gradients, min / median | with warm-up | explored | max R-hat |")
     print("|---|---|---|---|---|---|---|")
     for problem in problems:
-        for name, build_warmup in WARMUPS.items():
-            values = np.median([run(problem, build_warmup, seed) for seed in range(NUM_SEEDS)], axis=0)
+        for name, build in WARMUPS.items():
+            values = np.median([run(problem, build(problem.rank), seed) for seed in range(NUM_SEEDS)], axis=0)
             columns = "{:.1f} / {:.1f} | {:.1f} / {:.1f} | {:.2f}-{:.2f} | {:.2f}".format(*values)
             print(f"| {problem.name} | {problem.rank} | {name} | {columns} |", flush=True)
 

@@ -140,6 +140,7 @@ def test_every_method_samples_a_correlated_gaussian(name):
     row = results.judge(problem, sample)
     assert sample.draws.shape[1:] == (4, 3) and row["seconds"] > 0
     assert row["num_gradients"] == pytest.approx(budget.num_gradients, rel=0.2)
+    assert 0 < sample.num_warmup_gradients < sample.num_gradients
     assert 0.7 < row["min_explored"] and row["max_explored"] < 1.4 and row["max_error"] < 0.25
 
 

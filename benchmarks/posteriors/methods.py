@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import householder_mcmc as hm
-from benchmarks import metric_core
 
 RANK = 32
 _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
@@ -36,11 +35,12 @@ class Budget(NamedTuple):
 class Sample(NamedTuple):
     """draws (num_draws, num_chains, d), without the warm-up. num_gradients: with it. seconds: of sampling alone.
 
-    MALA's chains run side by side, those of the others one after another.
+    num_warmup_gradients: of the warm-up. MALA's chains run side by side, those of the others one after another.
     """
 
     draws: np.ndarray
     num_gradients: int
+    num_warmup_gradients: int
     seconds: float
 
 
@@ -74,7 +74,8 @@ def mala(scheme: Callable) -> Callable:
         key_warmup, key = jax.random.split(key)
         warmup = hm.warmup(logdensity, scheme(dim), num_chains, sampler="mala")
         (state, parameters), info = warmup.run(key_warmup, starts, budget.warmup)
-        num_steps = (budget.num_gradients - int(info.num_gradients.sum())) // num_chains
+        num_warmup = int(info.num_gradients.sum())
+        num_steps = (budget.num_gradients - num_warmup) // num_chains
 
         def sample(key, state, parameters):
             step = jax.vmap(hm.mala(logdensity, **parameters).step)
@@ -85,7 +86,7 @@ def mala(scheme: Callable) -> Callable:
             return _collect(all_chains, state, key, num_steps, _thinning(dim, num_steps))
 
         draws, seconds = _timed(sample, key, state, parameters)
-        return Sample(draws, budget.num_gradients, seconds)
+        return Sample(draws, budget.num_gradients, num_warmup, seconds)
 
     return run
 
@@ -98,7 +99,7 @@ def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
 
     def run(logdensity, starts, key, budget):
         key_warmup, key = jax.random.split(key)
-        state, parameters, total = adapt(logdensity, starts, key_warmup, budget)
+        state, parameters, num_warmup = adapt(logdensity, starts, key_warmup, budget)
 
         def sample(key, state, parameters):
             def one_chain(args):
@@ -115,6 +116,7 @@ def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
             return jax.lax.map(one_chain, (jax.random.split(key, len(starts)), state, parameters))
 
         compiled, blocks = jax.jit(sample).lower(key, state, parameters).compile(), []
+        total = num_warmup
         started = time.perf_counter()
         while total < budget.num_gradients or len(blocks) * _BLOCK < budget.fewest_draws:
             key, key_block = jax.random.split(key)
@@ -122,7 +124,7 @@ def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
             blocks.append(np.asarray(draws))
             total += int(num_gradients.sum())
         seconds = time.perf_counter() - started
-        return Sample(np.moveaxis(np.concatenate(blocks, axis=1), 0, 1), total, seconds)
+        return Sample(np.moveaxis(np.concatenate(blocks, axis=1), 0, 1), total, num_warmup, seconds)
 
     return run
 
@@ -147,8 +149,26 @@ def each_chain(build: Callable) -> Callable:
     return adapt
 
 
-def _staged(metric):
-    return each_chain(lambda logdensity, dim: metric_core.staged(metric, logdensity))
+def staged(metric) -> Callable:
+    """BlackJAX's staged adaptation of NUTS with a metric, in each chain."""
+
+    def build(logdensity, dim):
+        warmup = blackjax.staged_adaptation(
+            blackjax.nuts, logdensity, metric=metric, adaptation_info_fn=lambda _, info, __: info.num_integration_steps
+        )
+        return warmup, lambda info: info.sum()
+
+    return each_chain(build)
+
+
+def window_low_rank(rank: int) -> Callable:
+    """BlackJAX's low-rank window adaptation of NUTS, in each chain."""
+
+    def build(logdensity, dim):
+        warmup = blackjax.window_adaptation_low_rank(blackjax.nuts, logdensity, max_rank=min(rank, dim))
+        return warmup, lambda info: info.info.num_integration_steps.sum()
+
+    return each_chain(build)
 
 
 def together(scheme: hm.Scheme) -> Callable:
@@ -203,7 +223,8 @@ def mclmc(logdensity, starts, key, budget):
         return jax.lax.map(one_chain, (keys, state, parameters))
 
     draws, seconds = _timed(sample, jax.random.split(key, num_chains), state, parameters)
-    return Sample(np.moveaxis(draws, 0, 1), 2 * num_chains * (num_tuning + num_steps), seconds)
+    num_gradients = 2 * num_chains * (num_tuning + num_steps)
+    return Sample(np.moveaxis(draws, 0, 1), num_gradients, 2 * num_chains * num_tuning, seconds)
 
 
 def nutpie(logdensity, starts, key, budget):
@@ -253,7 +274,8 @@ def nutpie(logdensity, starts, key, budget):
     started = time.perf_counter()
     trace, steps = sample(max(num_draws, budget.fewest_draws))
     seconds = (time.perf_counter() - started) * steps[1] / steps.sum()
-    return Sample(np.swapaxes(trace.posterior["x"].to_numpy(), 0, 1), int(steps.sum()), seconds)
+    draws = np.swapaxes(trace.posterior["x"].to_numpy(), 0, 1)
+    return Sample(draws, int(steps.sum()), int(steps[0]), seconds)
 
 
 METHODS = {
@@ -263,12 +285,10 @@ METHODS = {
     "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
     "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
     "NUTS, two_ended": trajectories(nuts_on_map, together(hm.two_ended(RANK))),
-    "NUTS, two_ended in each chain": trajectories(blackjax.nuts, _staged(hm.metric_core(hm.two_ended(RANK)))),
-    "NUTS, BlackJAX low rank": trajectories(
-        blackjax.nuts, each_chain(lambda logdensity, dim: metric_core.window_low_rank(min(RANK, dim), logdensity))
-    ),
-    "NUTS, BlackJAX dense": trajectories(blackjax.nuts, _staged("welford_dense")),
-    "NUTS, BlackJAX diagonal": trajectories(blackjax.nuts, _staged("welford_diag")),
+    "NUTS, two_ended in each chain": trajectories(blackjax.nuts, staged(hm.metric_core(hm.two_ended(RANK)))),
+    "NUTS, BlackJAX low rank": trajectories(blackjax.nuts, window_low_rank(RANK)),
+    "NUTS, BlackJAX dense": trajectories(blackjax.nuts, staged("welford_dense")),
+    "NUTS, BlackJAX diagonal": trajectories(blackjax.nuts, staged("welford_diag")),
     "NUTS, nutpie low rank": nutpie,
     "MCLMC, BlackJAX": mclmc,
 }
