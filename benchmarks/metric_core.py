@@ -72,8 +72,10 @@ def item_response_problem():
 WARMUPS = {
     "`welford_diag`": lambda rank: methods.staged("welford_diag"),
     "BlackJAX low rank": methods.window_low_rank,
+    "`hm.metric_core(hm.eigen(rank, 'isotropic'))`": lambda rank: methods.staged(
+        hm.metric_core(hm.eigen(rank, "isotropic"))
+    ),
     "`hm.metric_core(rank)`": lambda rank: methods.staged(hm.metric_core(rank)),
-    "`hm.metric_core(hm.two_ended(rank))`": lambda rank: methods.staged(hm.metric_core(hm.two_ended(rank))),
 }
 
 

@@ -8,7 +8,8 @@ from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.linalg import only_if
-from householder_mcmc.schemes import Scheme, eigen
+from householder_mcmc.schemes import Scheme
+from householder_mcmc.two_ended import two_ended
 
 __all__ = ["MetricCoreState", "metric_core"]
 
@@ -30,7 +31,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     ----------
     scheme
         `two_ended`, or `eigen` with an isotropic or unit tail. (A free tail has no BlackJAX inverse mass matrix.) A
-        number stands for `eigen(number, "isotropic")`.
+        number stands for `two_ended(number)`.
 
     Returns
     -------
@@ -47,10 +48,10 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     --------
     .. code::
 
-        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(hm.two_ended()))
+        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(32))
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
-    scheme = scheme if isinstance(scheme, Scheme) else eigen(scheme, "isotropic")
+    scheme = scheme if isinstance(scheme, Scheme) else two_ended(scheme)
 
     def inverse_mass_matrix(state):
         return scheme.preconditioner(state).to_inverse_mass_matrix()

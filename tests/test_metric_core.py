@@ -1,4 +1,4 @@
-"""The eigen learner as BlackJAX's metric adaptation."""
+"""The learners as BlackJAX's metric adaptation."""
 
 import blackjax
 import chex
@@ -51,14 +51,15 @@ def test_a_window_learns_what_the_scheme_learns(tail, dtype):
 
 def test_no_buffer_and_no_square():
     dim, rank = 4096, 5
-    core = hm.metric_core(rank)
+    core = hm.metric_core(hm.eigen(rank, "isotropic"))
     state = core.init(dim)
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < (4 * rank + 3) * dim
     program = jax.make_jaxpr(lambda state, x: core.final(core.update(state, x, x)))(state, jnp.zeros(dim))
     assert largest_array(program) <= 3 * rank * dim
 
 
-def test_nuts_warmup_jitted_and_vmapped():
+@pytest.mark.parametrize("scheme", [hm.eigen(RANK, "isotropic"), RANK], ids=["eigen", "two_ended"])
+def test_nuts_warmup_jitted_and_vmapped(scheme):
     """Four chains, each with its own warm-up: the wide variances within a factor of 2, the narrow ones within 1.3, and
     at least 5 times the ESS per gradient of a diagonal metric, along the wide directions."""
 
@@ -81,7 +82,7 @@ def test_nuts_warmup_jitted_and_vmapped():
     positions = {"a": xs[:, :10], "b": xs[:, 10:]}
     keys = jax.random.split(jax.random.key(0), 4)
     efficiency = {}
-    for name, metric in {"ours": hm.metric_core(RANK), "diagonal": "welford_diag"}.items():
+    for name, metric in {"ours": hm.metric_core(scheme), "diagonal": "welford_diag"}.items():
         learnt, draws, steps = jax.jit(jax.vmap(lambda key, x, metric=metric: run(metric, key, x)))(keys, positions)
         ess = blackjax.ess(draws @ jnp.asarray(TARGET.leading(RANK)[1].T, jnp.float32))
         efficiency[name] = float(ess.min() / steps.sum())
@@ -98,6 +99,20 @@ def test_bad_input():
     with pytest.raises(TypeError, match="must learn a LowRank map"):
         hm.metric_core(hm.diagonal()).init(3)
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        hm.metric_core(hm.eigen(0, "isotropic"))
+    with pytest.raises(ValueError, match="rank and block_size must be at least 1, got 0"):
         hm.metric_core(0)
     with pytest.raises(ValueError, match="rank must be at most d = 3, got 4"):
-        hm.metric_core(4).init(3)
+        hm.metric_core(hm.eigen(4, "isotropic")).init(3)
+
+
+def test_a_number_stands_for_two_ended():
+    draws = jax.random.normal(jax.random.key(0), (10, 4)) * jnp.array([1.0, 10.0, 1.0, 1.0])
+    cores = [hm.metric_core(3), hm.metric_core(hm.two_ended(3))]
+    learnt = []
+    for core in cores:
+        state = core.init(4)
+        for x in draws:
+            state = core.update(state, x, -x)
+        learnt.append(core.final(state).inverse_mass_matrix)
+    chex.assert_trees_all_equal(*learnt)
