@@ -127,8 +127,8 @@ def accept_all(key, log_ratio, state, proposal):
 
 
 DEFECTS = {
-    "every proposal accepted": ("static_binomial_sampling", accept_all),
-    "no proposal ratio": ("_log_q_ratio", lambda noise, drifts: jnp.zeros(())),
+    "every proposal accepted": ("metropolis", "static_binomial_sampling", accept_all),
+    "no proposal ratio": ("mala", "_log_q_ratio", lambda noise, drifts: jnp.zeros(())),
 }
 
 
@@ -136,7 +136,8 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_caught(defect, monkeypatch):
     """(L in place of L^T is none of these: that is another drift, which the proposal ratio makes up for.)"""
-    monkeypatch.setattr(import_module("householder_mcmc.mala"), *DEFECTS[defect])
+    module, name, planted = DEFECTS[defect]
+    monkeypatch.setattr(import_module(f"householder_mcmc.{module}"), name, planted)
     found, _ = ranks(MODELS["logistic"], MAPS["householder"])
     with pytest.raises(AssertionError):
         assert_uniform(found)
