@@ -113,6 +113,6 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
 def _log_q_ratio(noise, drifts):
     """log q(y -> x) - log q(x -> y): the noise of the reverse move is -(noise + drifts), all whitened.
 
-    Half the difference of squared lengths, as a product that does not cancel.
+    Half the difference of squared lengths, as products that do not cancel; two sums take fewer passes than one.
     """
-    return -jnp.sum(drifts * (noise + drifts / 2))
+    return -jnp.sum(drifts * noise) - jnp.sum(drifts**2) / 2
