@@ -58,7 +58,7 @@ def test_thin_algorithm(sampler):
         for sub_key in jax.random.split(key, 3):
             state, info = sampler.step(sub_key, state)
             acceptance_rates.append(info.acceptance_rate)
-        np.testing.assert_allclose(draws[i], state.position, rtol=1e-5)
+        np.testing.assert_allclose(draws[i], state.position, rtol=0, atol=2e-6)  # positions of unit size
     expected = np.reshape(acceptance_rates, (4, 3, NUM_CHAINS)).mean(axis=1)
     np.testing.assert_allclose(infos.acceptance_rate, expected, rtol=1e-4)
 
