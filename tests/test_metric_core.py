@@ -58,6 +58,7 @@ def test_no_buffer_and_no_square():
     assert largest_array(program) <= 3 * rank * dim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [hm.eigen(RANK, "isotropic"), RANK], ids=["eigen", "two_ended"])
 def test_nuts_warmup_jitted_and_vmapped(scheme):
     """Four chains, each with its own warm-up: the wide variances within a factor of 2, the narrow ones within 1.3, and
