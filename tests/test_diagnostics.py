@@ -49,6 +49,11 @@ def summarise(draws, acceptance_rate=0.5):
     return report.summarise(draws.astype(np.float32), acceptance_rate, 0, 4000, 400, 1.0, 1.0)
 
 
+def summarise_run(states, info):
+    """Of frozen draws, leaves (num_draws, num_chains, ...)."""
+    return summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
+
+
 def test_frozen_chains_have_no_ess_and_no_rhat(library):
     """Each parameter in its own way; only the last is sampled."""
     draws = independent_draws(size=(4, 100, 6))
@@ -120,7 +125,7 @@ def test_hard_targets_end_with_a_warning(logdensity):
     positions = jax.random.normal(jax.random.key(1), (4, 4))
     scheme = hm.eigen(2)
     states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 2000)
-    summary = summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
+    summary = summarise_run(states, info)
     assert np.all(np.mean(info.acceptance_rate, axis=0) > 0.3)  # nothing to see there
     assert "ESS" in " ".join(summary["warnings"])
 
@@ -139,7 +144,7 @@ def flat_direction(x):
 def test_improper_targets_end_with_a_warning(logdensity, scheme):
     positions = jax.random.normal(jax.random.key(1), (4, 4))
     states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 1000, "hmc")
-    summary = summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
+    summary = summarise_run(states, info)
     assert "R-hat" in " ".join(summary["warnings"])
 
 

@@ -33,7 +33,7 @@ def sampler(request):
 
 
 def starts():
-    return jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CHAINS, DIM)), jnp.float32)
+    return jnp.asarray(np.random.default_rng(0).normal(size=(NUM_CHAINS, DIM)), float)
 
 
 def run(sampler, state, num_steps=NUM_STEPS, transform=lambda state, info: state.position):
@@ -48,8 +48,8 @@ def test_store_only_expectation_values(sampler):
     np.testing.assert_allclose(averages[-1], draws.mean(axis=0), rtol=1e-5)
 
 
-def test_thin_algorithm(sampler):
-    """Every third state, and the infos averaged."""
+def test_thin_algorithm(x64, sampler):
+    """Every third state, and the infos averaged; in float64, where rounding that steps pass on stays small."""
     thinned = thin_algorithm(sampler, 3, lambda info: jax.tree.map(lambda x: jnp.mean(x, axis=0), info))
     state = sampler.init(starts())
     _, (draws, infos) = run(thinned, state, 4, lambda state, info: (state.position, info))
@@ -58,7 +58,7 @@ def test_thin_algorithm(sampler):
         for sub_key in jax.random.split(key, 3):
             state, info = sampler.step(sub_key, state)
             acceptance_rates.append(info.acceptance_rate)
-        np.testing.assert_allclose(draws[i], state.position, rtol=0, atol=2e-6)  # positions of unit size
+        np.testing.assert_allclose(draws[i], state.position, rtol=1e-5)
     expected = np.reshape(acceptance_rates, (4, 3, NUM_CHAINS)).mean(axis=1)
     np.testing.assert_allclose(infos.acceptance_rate, expected, rtol=1e-4)
 

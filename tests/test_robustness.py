@@ -27,14 +27,14 @@ def gaussian(x):
     return -0.5 * jnp.sum(x**2)
 
 
-def run(logdensity, scheme, positions, num_steps=300, seed=0):
-    """Adaptive MALA with its start traced; the final state and the trace of infos."""
+def run(logdensity, scheme, positions, num_steps=300, seed=0, transform=lambda state, info: info):
+    """Adaptive MALA with its start traced; the final state and the trace of infos, or of what `transform` returns."""
     sampler = hm.adaptive_mala(logdensity, scheme, len(positions))
 
     @jax.jit
     def program(key, positions):
         state = sampler.init(positions)
-        return run_inference_algorithm(key, sampler, num_steps, initial_state=state, transform=lambda state, info: info)
+        return run_inference_algorithm(key, sampler, num_steps, initial_state=state, transform=transform)
 
     return program(jax.random.key(seed), positions)
 
@@ -175,17 +175,12 @@ def test_a_flat_coordinate_does_no_harm_to_a_long_adaptive_run(name):
     within 0.05 at 8 standard errors. Not promised: with the latest eigenvectors the acceptance falls to 0.0-0.2 for up
     to 3000 steps.
     """
-    scheme = SCHEMES[name]()
-    sampler = hm.adaptive_mala(lambda x: -0.5 * x[0] ** 2, scheme, 4)
 
     def keep(state, info):
         return state.position, info.acceptance_rate
 
-    _, (x, rates) = jax.jit(
-        lambda key: run_inference_algorithm(
-            key, sampler, 30_000, initial_state=sampler.init(jnp.ones((4, 2))), transform=keep
-        )
-    )(jax.random.key(0))
+    scheme, positions = SCHEMES[name](), jnp.ones((4, 2))
+    _, (x, rates) = run(lambda x: -0.5 * x[0] ** 2, scheme, positions, 30_000, transform=keep)
     assert np.all(np.isfinite(x)) and np.ptp(x[..., 1]) > 1e5
     np.testing.assert_allclose(np.std(x[10_000:, :, 0]), 1, atol=0.05)
     assert np.all(rates[300:].reshape(99, -1).mean(axis=1) > 0.15)
