@@ -161,7 +161,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         reference=reference,
     )
     if name == "two_ended":
-        summary["effective_rank"] = int(preconditioner.effective_rank())
+        summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
     return (states, info, step_size), summary, report.spectrum(preconditioner) if arguments.plot else None
 
 
@@ -177,9 +177,9 @@ def _report(title, arguments, summaries, spectra):
         if name.startswith("eigen"):
             print(f"\n{name}: rank {arguments.rank}")
         if "effective_rank" in summary:
-            print(
-                f"\n{name}: {summary['effective_rank']} directions have a variance beyond a factor of 3 in its scales"
-            )
+            used, rank = summary["effective_rank"], summary["rank"]
+            hint = "; a higher rank may help" if used == rank < len(summary["ess"]) else ""
+            print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales{hint}")
     if arguments.json:
         options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         arguments.json.write_text(json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1))

@@ -82,6 +82,22 @@ def test_mala_instead_of_hmc(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_says_when_the_rank_is_used_up(tmp_path, capsys):
+    """Three pairs of correlation 0.99: three directions are narrow in units of the marginals."""
+    model = write(
+        tmp_path,
+        "import jax.numpy as jnp\n"
+        "def logdensity(x):\n    return -0.5 * (x**2).sum() - 50 * ((x[:3] - x[3:]) ** 2).sum()\n"
+        "initial_position = 0.1 * jnp.arange(6.0)\n",
+    )
+    for rank, said in ((2, "2 of 2"), (4, "3 of 4")):
+        options = ["--warmup", "300", "--draws", "30", "--rank", str(rank), "--output", str(tmp_path / "draws.npz")]
+        assert command_line.main(["sample", model, *options]) == 0
+        out = capsys.readouterr().out
+        assert f"two_ended: {said} directions" in out and ("a higher rank may help" in out) == (rank == 2)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_demo_compares_schemes_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     results, picture = tmp_path / "results.json", tmp_path / "plot.png"
