@@ -48,23 +48,28 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
     return HMCState(*mala.init(position, logdensity_fn))
 
 
-def build_kernel(most_steps: int | Array = 1000) -> Callable:
-    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info).
-
-    most_steps (): of a trajectory; by default it is shorter than a quarter period below a step size of 0.002.
-    """
+def build_kernel() -> Callable:
+    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
 
     def kernel(
-        rng_key: PRNGKey, state: HMCState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
+        rng_key: PRNGKey,
+        state: HMCState,
+        logdensity_fn: Callable,
+        step_size: float,
+        inverse_mass_matrix,
+        max_integration_steps: int | Array = 1000,
     ) -> tuple[HMCState, HMCInfo]:
-        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
+
+        max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
+        """
         key_time, key = jax.random.split(rng_key)
         key_momentum, key_accept = jax.random.split(key)
         x, unravel = ravel_pytree(state.position)
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
         time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
-        most = jnp.asarray(most_steps, x.dtype)
+        most = jnp.asarray(max_integration_steps, x.dtype)
         num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most).astype(jnp.int32)
 
         def whiten(logdensity_grad):

@@ -11,7 +11,7 @@ from blackjax.adaptation.base import AdaptationResults
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
-from householder_mcmc import adaptive, hmc
+from householder_mcmc import adaptive
 from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
 from householder_mcmc.samplers import SAMPLERS
@@ -33,7 +33,7 @@ _LEARNER = SAMPLERS["hmc"]
 
 
 def _growing_trajectories(count):
-    return hmc.build_kernel(most_steps=1 + count // 8)
+    return partial(_LEARNER.kernel, max_integration_steps=1 + count // 8)
 
 
 def _learning_gain(count):
