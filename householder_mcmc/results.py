@@ -33,7 +33,8 @@ def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int
     Parameters
     ----------
     states
-        Trace of states of any BlackJAX-like kernel, or of positions: leaves (num_draws, num_chains, ...).
+        Trace of states of any BlackJAX-like kernel, leaves (num_draws, num_chains, ...) or, of one chain alone,
+        (num_draws, ...); or of positions, leaves (num_draws, num_chains, ...).
     infos
         Trace of their infos. Fields with a number for each draw become sample statistics: acceptance_rate, is_accepted,
         step_size, diverging, ... A field without a chain axis is repeated for each chain.
@@ -72,6 +73,11 @@ def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int
 
 
 def _groups(states, infos, chain_axis, step_size=None):
+    logdensity = _fields(getattr(states, "chains", states)).get("logdensity")
+    if logdensity is not None and np.ndim(logdensity) == 1:  # one chain
+        logdensity, states, infos = jax.tree.map(
+            lambda leaf: np.expand_dims(leaf, chain_axis), (logdensity, states, infos)
+        )
     variables = named_draws(getattr(states, "position", states), chain_axis)
     num_chains, num_draws = next(iter(variables.values())).shape[:2]
 
@@ -83,7 +89,7 @@ def _groups(states, infos, chain_axis, step_size=None):
         return np.broadcast_to(value, (num_chains, num_draws)) if shape == (num_draws,) else None
 
     statistics = {_SCHEMA.get(name, name): per_draw(value) for name, value in _fields(infos).items()}
-    statistics["lp"] = per_draw(_fields(getattr(states, "chains", states)).get("logdensity"))
+    statistics["lp"] = per_draw(logdensity)
     if step_size is not None:
         statistics["step_size"] = np.broadcast_to(np.asarray(step_size)[..., None], (num_chains, num_draws))
     statistics = {name: value for name, value in statistics.items() if value is not None}

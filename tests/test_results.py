@@ -88,6 +88,22 @@ def test_nuts_run_by_vmap_over_chains():
     np.testing.assert_array_equal(stats["step_size"][:, 0], step_sizes)
 
 
+@pytest.mark.parametrize("chain_axis", [0, 1])
+def test_one_chain(chain_axis):
+    """Without a chain axis there is one chain, whatever the shape of a position."""
+    kernel = blackjax.nuts(logdensity, 0.5, jnp.ones(3))
+    position = jax.tree.map(lambda leaf: leaf[0], starts())
+    _, (states, infos) = run_inference_algorithm(
+        jax.random.key(1), kernel, NUM_DRAWS, initial_state=kernel.init(position)
+    )
+    results = hm.to_arviz(states, infos, chain_axis=chain_axis)
+    posterior, stats = group(results, "posterior"), group(results, "sample_stats")
+    np.testing.assert_array_equal(posterior["b.w"], states.position["b"]["w"][None])
+    np.testing.assert_array_equal(stats["lp"], states.logdensity[None])
+    np.testing.assert_array_equal(stats["n_steps"], infos.num_integration_steps[None])
+    assert {value.shape for value in stats.values()} == {(1, NUM_DRAWS)}
+
+
 def test_positions_alone():
     results = hm.to_arviz(jnp.zeros((NUM_DRAWS, NUM_CHAINS, 4)))
     assert group(results, "posterior")["x"].shape == (NUM_CHAINS, NUM_DRAWS, 4)
