@@ -23,7 +23,7 @@ from householder_mcmc import item_response, report, results
 from householder_mcmc.adaptive import ravel_chains, step_chains
 from householder_mcmc.samplers import SAMPLERS
 
-# The schemes of `householder_mcmc`, with the gains to use where the map is frozen after warm-up.
+# The schemes of `householder_mcmc`, by their rank.
 SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),

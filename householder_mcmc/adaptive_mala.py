@@ -14,6 +14,7 @@ from blackjax.types import ArrayLikeTree
 
 from householder_mcmc import adaptive
 from householder_mcmc.gains import STEP_SIZE_GAIN, diminishes
+from householder_mcmc.metropolis import require_rate
 from householder_mcmc.samplers import SAMPLERS
 from householder_mcmc.schemes import Scheme
 
@@ -32,7 +33,11 @@ def build_kernel(
     target_acceptance_rate: float = _MALA.target_acceptance_rate,
     step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
 ) -> Callable:
-    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): MALA steps of all chains, then one of learning."""
+    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): MALA steps of all chains, then one of learning.
+
+    Raises ValueError if the target is not between 0 and 1.
+    """
+    require_rate(target_acceptance_rate)
     return adaptive.build_kernel(scheme, _MALA, target_acceptance_rate, step_size_gain)
 
 

@@ -1,4 +1,4 @@
-"""Products, means and eliminations that all modules use, the check of what a map is given, its dense form for tests."""
+"""Products, means and eliminations that all modules use, checks of what is given, a map's dense form for tests."""
 
 from collections.abc import Callable
 
@@ -15,6 +15,7 @@ __all__ = [
     "eliminate",
     "inverse_cholesky",
     "only_if",
+    "is_at_hand",
     "check_vector",
     "columns",
 ]
@@ -104,10 +105,15 @@ def only_if(is_due: Array, update: Callable, carry):
     )[1]
 
 
+def is_at_hand(x: Array) -> bool:
+    """Whether the values of an array can be looked at: not if traced, or in part on the devices of other processes."""
+    return not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True)
+
+
 def check_vector(x: Array, dim: int) -> Array:
     """x, if it is a vector of length `dim`; else ValueError."""
     if jnp.shape(x) != (dim,):
-        raise ValueError(f"expected a vector of shape ({dim},), got shape {jnp.shape(x)}.")
+        raise ValueError(f"expected a vector of shape ({dim},), got shape {jnp.shape(x)}: vmap over chains or draws.")
     return jnp.asarray(x)
 
 

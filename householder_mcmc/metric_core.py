@@ -1,13 +1,17 @@
 """Our learners in BlackJAX's warm-ups: a `MetricCore` for `blackjax.staged_adaptation`."""
 
+from numbers import Integral
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import optax
 from blackjax.adaptation.metric_recipes import MetricCore
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.linalg import only_if
+from householder_mcmc.preconditioners import LowRank
 from householder_mcmc.schemes import Scheme
 from householder_mcmc.two_ended import two_ended
 
@@ -15,8 +19,9 @@ __all__ = ["MetricCoreState", "metric_core"]
 
 
 class MetricCoreState(NamedTuple):
-    """inverse_mass_matrix: what was learnt at the last end of a window. scheme: the learner's state."""
+    """count (): draws seen. inverse_mass_matrix: as learnt at the last end of a window. scheme: the learner's state."""
 
+    count: Array
     inverse_mass_matrix: LowRankInverseMassMatrix
     scheme: NamedTuple
 
@@ -42,7 +47,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     ValueError
         On a rank below 1, or, at `init`, one that the scheme refuses.
     TypeError
-        At `init`, on a map without a BlackJAX low-rank inverse mass matrix.
+        If it is neither a `Scheme` nor an integer, or, at `init`, a scheme whose map is no `LowRank`.
 
     Examples
     --------
@@ -51,24 +56,27 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(32))
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
-    scheme = scheme if isinstance(scheme, Scheme) else two_ended(scheme)
-
-    def inverse_mass_matrix(state):
-        return scheme.preconditioner(state).to_inverse_mass_matrix()
+    if isinstance(scheme, Integral):
+        scheme = two_ended(scheme)
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"metric_core takes a rank or a Scheme, such as hm.two_ended(), got {scheme!r}.")
 
     def init(n_dims):
         state = scheme.init(jnp.zeros((1, n_dims)))
-        matrix = inverse_mass_matrix(state)
-        if not isinstance(matrix, LowRankInverseMassMatrix):
-            raise TypeError("the scheme must learn a LowRank map, such as hm.two_ended() or hm.eigen(2, 'isotropic').")
-        return MetricCoreState(matrix, state)
+        preconditioner = scheme.preconditioner(state)
+        if not isinstance(preconditioner, LowRank):
+            raise TypeError(
+                "metric_core takes a scheme that learns a LowRank map, such as hm.two_ended() or "
+                f"hm.eigen(2, 'isotropic'); this one learns a {type(preconditioner).__name__}."
+            )
+        return MetricCoreState(jnp.zeros((), jnp.int32), preconditioner.to_inverse_mass_matrix(), state)
 
     def update(state, position, grad):
         x, score = ravel_pytree(position)[0][None], ravel_pytree(grad)[0][None]
-        learnt = only_if(state.scheme.count == 0, lambda _: scheme.init(x), state.scheme)  # the first draw is the start
-        return state._replace(scheme=scheme.update(learnt, x, score))
+        learnt = only_if(state.count == 0, lambda _: scheme.init(x), state.scheme)  # the first draw is the start
+        return state._replace(count=optax.safe_increment(state.count), scheme=scheme.update(learnt, x, score))
 
     def final(state):
-        return state._replace(inverse_mass_matrix=inverse_mass_matrix(state.scheme))
+        return state._replace(inverse_mass_matrix=scheme.preconditioner(state.scheme).to_inverse_mass_matrix())
 
     return MetricCore(init, update, final)

@@ -12,7 +12,9 @@ from blackjax.mcmc.proposal import static_binomial_sampling
 from blackjax.types import Array
 from jax.flatten_util import ravel_pytree
 
-__all__ = ["accept_or_reject", "require_positive", "require_finite", "is_finite"]
+from householder_mcmc.linalg import is_at_hand
+
+__all__ = ["accept_or_reject", "require_positive", "require_rate", "require_finite", "is_finite"]
 
 
 def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, tuple[Array, Array, Array]]:
@@ -29,8 +31,14 @@ def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, t
 
 def require_positive(step_size) -> None:
     """Raise ValueError if a step size is at hand and not positive."""
-    if not isinstance(step_size, jax.core.Tracer) and not np.all(np.asarray(step_size) > 0):
+    if is_at_hand(step_size) and not np.all(np.asarray(step_size) > 0):
         raise ValueError(f"step_size must be positive, got {step_size}.")
+
+
+def require_rate(target_acceptance_rate) -> None:
+    """Raise ValueError if a target of the acceptance rate is at hand and not between 0 and 1."""
+    if is_at_hand(target_acceptance_rate) and not 0 < target_acceptance_rate < 1:
+        raise ValueError(f"target_acceptance_rate must be between 0 and 1, got {target_acceptance_rate}.")
 
 
 def require_finite(state: NamedTuple) -> None:
@@ -38,7 +46,7 @@ def require_finite(state: NamedTuple) -> None:
 
     Unless the values are not at hand: traced, or in part on the devices of other processes.
     """
-    if any(isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable for leaf in jax.tree.leaves(state)):
+    if not all(map(is_at_hand, jax.tree.leaves(state))):
         return
     batched = jax.vmap(is_finite) if jnp.ndim(state.logdensity) else is_finite
     is_good = np.atleast_1d(batched(state))

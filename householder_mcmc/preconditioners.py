@@ -14,7 +14,7 @@ import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax import Array
 
-from householder_mcmc.linalg import check_vector, columns, dot, project
+from householder_mcmc.linalg import check_vector, columns, dot, is_at_hand, project
 from householder_mcmc.reflections import CompactReflections, SequentialReflections
 
 __all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner", "cast_floats"]
@@ -183,14 +183,22 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
     Raises
     ------
     TypeError
-        If it is none of these.
+        If it is none of these, or a preconditioner that is no pytree.
     ValueError
-        If an array has another shape, or variances that are not positive (unless traced).
+        If an array has another shape, or (unless traced) variances that are not positive and finite, or is not positive
+        definite.
     """
     if isinstance(inverse_mass_matrix, LowRankInverseMassMatrix):
         sigma, u, lam = inverse_mass_matrix
-        return LowRank(sigma, u.T, lam)
+        inverse_mass_matrix = LowRank(sigma, u.T, lam)
+    if isinstance(inverse_mass_matrix, LowRank):
+        _require_positive("scales", inverse_mass_matrix.scales)
+        _require_positive("eigenvalues", inverse_mass_matrix.eigenvalues)
     if isinstance(inverse_mass_matrix, Preconditioner):
+        if jax.tree_util.all_leaves([inverse_mass_matrix]):
+            raise TypeError(
+                f"a preconditioner must be a pytree of arrays, such as a NamedTuple, got {inverse_mass_matrix!r}."
+            )
         return inverse_mass_matrix
     try:
         array = jnp.asarray(inverse_mass_matrix)
@@ -199,14 +207,15 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
             "inverse_mass_matrix must be a (d,) or (d, d) array, a LowRankInverseMassMatrix or a preconditioner, "
             f"got {type(inverse_mass_matrix).__name__}."
         ) from error
-    if array.ndim in (1, 2) and not isinstance(array, jax.core.Tracer):
-        variances = np.asarray(array) if array.ndim == 1 else np.diag(array)
-        if not np.all(variances > 0):
-            raise ValueError(f"inverse_mass_matrix must have positive variances, got {variances}.")
     if array.ndim == 1:
+        _require_positive("variances", array)
         return Diagonal(jnp.sqrt(array))
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
-        return Dense(jnp.linalg.cholesky(array))
+        _require_positive("variances", jnp.diagonal(array))
+        cholesky = jnp.linalg.cholesky(array)
+        if is_at_hand(cholesky) and not np.all(np.isfinite(cholesky)):
+            raise ValueError("inverse_mass_matrix must be positive definite: it has no Cholesky factor.")
+        return Dense(cholesky)
     raise ValueError(f"inverse_mass_matrix must have shape (d,) or (d, d), got {array.shape}.")
 
 
@@ -217,6 +226,11 @@ def cast_floats(preconditioner: Preconditioner, dtype) -> Preconditioner:
         return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
 
     return jax.tree.map(cast, preconditioner)
+
+
+def _require_positive(name, values):
+    if is_at_hand(values) and not np.all((np.asarray(values) > 0) & np.isfinite(values)):
+        raise ValueError(f"inverse_mass_matrix must have positive and finite {name}, got {np.asarray(values)}.")
 
 
 def _scale(scales, x):

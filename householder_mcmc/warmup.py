@@ -14,6 +14,7 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 from householder_mcmc import adaptive
 from householder_mcmc.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.linalg import only_if
+from householder_mcmc.metropolis import require_rate
 from householder_mcmc.samplers import SAMPLERS
 from householder_mcmc.schemes import Scheme
 
@@ -98,7 +99,8 @@ def warmup(
     Raises
     ------
     ValueError
-        On an unknown sampler or, at `run`, a negative `num_steps` and what `adaptive_mala` refuses.
+        On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps` and what `adaptive_mala`
+        refuses.
 
     Examples
     --------
@@ -108,10 +110,11 @@ def warmup(
         kernel = hm.hmc(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     sampler = SAMPLERS[sampler]
     target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
+    require_rate(target)
     kernel = adaptive.build_kernel(
         scheme, _LEARNER, max(target, _LEARNER.target_acceptance_rate), _learning_gain, _growing_trajectories
     )

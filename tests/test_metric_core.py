@@ -97,16 +97,29 @@ def test_nuts_warmup_jitted_and_vmapped(scheme):
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match="Householder map"):
-        hm.metric_core(hm.eigen(2)).init(3)
-    with pytest.raises(TypeError, match="must learn a LowRank map"):
-        hm.metric_core(hm.diagonal()).init(3)
+    for scheme, name in ((hm.eigen(2), "Householder"), (hm.diagonal(), "Diagonal")):
+        with pytest.raises(TypeError, match=f"takes a scheme that learns a LowRank map.*learns a {name}"):
+            hm.metric_core(scheme).init(3)
+    for scheme in ("two", 2.5, hm.two_ended):
+        with pytest.raises(TypeError, match="takes a rank or a Scheme, such as hm.two_ended.., got"):
+            hm.metric_core(scheme)
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         hm.metric_core(hm.eigen(0, "isotropic"))
     with pytest.raises(ValueError, match="rank and block_size must be at least 1, got 0"):
         hm.metric_core(0)
     with pytest.raises(ValueError, match="rank must be at most d = 3, got 4"):
         hm.metric_core(hm.eigen(4, "isotropic")).init(3)
+
+
+def test_the_first_draw_is_the_start_of_any_scheme():
+    """Also of one whose state does not count."""
+    one = hm.LowRank(jnp.ones(3), jnp.eye(1, 3), jnp.ones(1))
+    keeps_the_start = hm.Scheme(lambda xs: (xs[0],), lambda state, xs, scores=None: state, lambda state: one)
+    core = hm.metric_core(keeps_the_start)
+    state = core.init(3)
+    for value in (5.0, 7.0):
+        state = core.update(state, jnp.full(3, value), jnp.zeros(3))
+    np.testing.assert_array_equal(state.scheme[0], 5.0)
 
 
 def test_a_number_stands_for_two_ended():

@@ -123,10 +123,21 @@ def test_products_reject_other_shapes(shape):
                 product(jnp.ones(shape))
 
 
-@pytest.mark.parametrize("variances", [[1.0, 0.0], [1.0, -1.0], [[1.0, 0.0], [0.0, 0.0]], [1.0, np.nan]])
+@pytest.mark.parametrize("variances", [[1.0, 0.0], [1.0, -1.0], [[1.0, 0.0], [0.0, 0.0]], [1.0, np.nan], [1.0, np.inf]])
 def test_as_preconditioner_rejects_variances_that_are_not_positive(variances):
-    with pytest.raises(ValueError, match="must have positive variances"):
+    with pytest.raises(ValueError, match="must have positive and finite variances"):
         hm.as_preconditioner(jnp.asarray(variances))
+
+
+def test_as_preconditioner_rejects_what_is_not_positive_definite():
+    with pytest.raises(ValueError, match="must be positive definite"):
+        hm.as_preconditioner([[1.0, 2.0], [2.0, 1.0]])
+    for wrong, name in (
+        (hm.LowRank(jnp.ones(3), jnp.eye(1, 3), -jnp.ones(1)), "eigenvalues"),
+        (LowRankInverseMassMatrix(jnp.zeros(3), jnp.eye(3, 1), jnp.ones(1)), "scales"),
+    ):
+        with pytest.raises(ValueError, match=f"must have positive and finite {name}"):
+            hm.as_preconditioner(wrong)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (2, 2, 2)])
@@ -139,3 +150,12 @@ def test_as_preconditioner_rejects_wrong_shapes(shape):
 def test_as_preconditioner_rejects_other_types(thing):
     with pytest.raises(TypeError, match="inverse_mass_matrix must be"):
         hm.as_preconditioner(thing)
+
+
+def test_as_preconditioner_rejects_maps_that_are_no_pytree():
+    class Own:
+        apply = apply_transpose = to_dense = lambda self, x=None: x
+
+    for thing in (Own(), hm.Diagonal):
+        with pytest.raises(TypeError, match="must be a pytree of arrays, such as a NamedTuple, got"):
+            hm.as_preconditioner(thing)

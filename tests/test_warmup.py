@@ -75,9 +75,15 @@ def test_trajectories_grow_while_the_map_is_learnt():
     assert count[-1] > 300 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
 
 
-def test_unknown_sampler():
-    with pytest.raises(ValueError, match="sampler must be one of .'hmc', 'mala'., got 'nuts'"):
-        hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS, sampler="nuts")
+def test_unknown_sampler_or_impossible_target():
+    for sampler, got in (("nuts", "'nuts'"), (hm.hmc, "GenerateSamplingAPI")):
+        with pytest.raises(ValueError, match=f"sampler must be one of .'hmc', 'mala'., got {got}"):
+            hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS, sampler=sampler)
+    for rate in (80, 0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="target_acceptance_rate must be between 0 and 1, got"):
+            hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS, target_acceptance_rate=rate)
+        with pytest.raises(ValueError, match="target_acceptance_rate must be between 0 and 1, got"):
+            hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS, target_acceptance_rate=rate)
 
 
 def test_the_last_phase_keeps_the_map():
