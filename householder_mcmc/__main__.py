@@ -159,6 +159,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         warmup_seconds=warmup_seconds,
         sampling_seconds=sampling_seconds,
         reference=reference,
+        label=partial(results.label, jax.tree.map(lambda leaf: leaf[0], positions)),
     )
     if name == "two_ended":
         summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}

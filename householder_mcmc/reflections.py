@@ -13,6 +13,7 @@ the first `rank` columns of I and B = diag(s) V E. Both give the same Q.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -148,6 +149,7 @@ def compact(eigenvectors: Array) -> CompactReflections:
     return CompactReflections(eigenvectors, signs, core)
 
 
+@jax.jit  # compiled once where a map is built outside of jit, as for a learner's start
 def _signs_and_core(block):
     """The signs s of the sequential form and K = (diag(s) V_1 - I)^{-1}, from V_1, the (rank, rank) leading block.
 

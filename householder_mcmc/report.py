@@ -4,6 +4,7 @@ Source of the limits on R-hat and ESS: Vehtari, Gelman, Simpson, Carpenter & Bue
 """
 
 from collections.abc import Mapping
+from warnings import catch_warnings
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ _SMALLEST_ESS = 100  # for each chain
 _SMALLEST_ACCEPTANCE = 0.2
 _HEAVIEST_TAIL = 0.3  # Pareto shape; moments of order 1 / 0.3 and above do not exist
 _TAIL = 0.1  # share of the draws
+_MOST_DENSE = 2000  # dimensions of a matrix that is built for a figure
 
 _ROWS = {
     "min_ess": ("bulk ESS, min over parameters", "{:.0f}"),
@@ -48,6 +50,7 @@ def summarise(
     warmup_seconds,
     sampling_seconds,
     reference=None,
+    label="parameter {}".format,
 ):
     """Diagnostics of frozen chains.
 
@@ -63,6 +66,8 @@ def summarise(
         Wall time.
     reference
         Optional (mean, sd, mcse), each (d,): z = (mean of draws - mean) / sqrt(standard error^2 + mcse^2).
+    label
+        Index of a parameter -> its name in the warnings.
 
     Returns
     -------
@@ -86,18 +91,19 @@ def summarise(
         summary["max_abs_z"] = np.max(np.abs(z))
         summary["min_sd_ratio"], summary["median_sd_ratio"] = np.min(draws_sd / sd), np.median(draws_sd / sd)
     summary = {name: float(value) for name, value in summary.items()}
-    trouble = warnings(draws, acceptance_rate, ess_bulk, tail_ess(draws), rhat)
+    trouble = warnings(draws, acceptance_rate, ess_bulk, tail_ess(draws), rhat, label)
     return summary | {"ess": ess_bulk.tolist(), "rhat": rhat.tolist(), "warnings": trouble}
 
 
-def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat) -> list[str]:
+def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[str]:
     """What speaks against trusting the draws (num_chains, num_draws, d), one sentence each; no sentence is no proof.
 
     Chains that all miss the same part of the target cannot tell: start them apart. Independent draws of a tail that is
     exponential or lighter, 1000 of each of 4 chains, give a warning with a probability below 10^-3: R-hat - 1 is about
     chi^2_7 / 7000, and above 0.01 with 10^-11; each ESS is near 4000; the Pareto shape is 3.5 sigma below its limit.
 
-    acceptance_rate (num_chains,) or (); ess_bulk, ess_tail, rhat (d,): as from `ess_and_rhat` and `tail_ess`.
+    acceptance_rate (num_chains,) or (); ess_bulk, ess_tail, rhat (d,): as from `ess_and_rhat` and `tail_ess`; label: as
+    for `summarise`.
     """
     num_chains, num_draws, _ = draws.shape
     if num_draws < 4:
@@ -112,10 +118,10 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat) -> list[str]:
     if num_chains == 1:
         found.append("there is one chain: R-hat, which compares chains, is not defined.")
     elif not np.all(rhat <= _LARGEST_RHAT):
-        found.append(f"R-hat is {_worst(rhat, np.max, '.3f')}, above {_LARGEST_RHAT}: the chains differ.")
+        found.append(f"R-hat is {_worst(rhat, np.max, '.3f', label)}, above {_LARGEST_RHAT}: the chains differ.")
     for name, ess in (("bulk", ess_bulk), ("tail", ess_tail)):
         if not np.all(ess >= limit):
-            found.append(f"{name} ESS is {_worst(ess, np.min, '.0f')}, below {limit}: draw more.")
+            found.append(f"{name} ESS is {_worst(ess, np.min, '.0f', label)}, below {limit}: draw more.")
     if not stuck.size and np.all(np.isfinite(draws)):
         distances = _distances(draws)
         ess = min(ess_and_rhat(distances)[0][0], tail_ess(distances)[0])
@@ -132,10 +138,10 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat) -> list[str]:
     return found
 
 
-def _worst(values, worst, form):
+def _worst(values, worst, form, label):
     if np.isnan(values).any():
         return f"not defined for {np.isnan(values).sum()} of {len(values)} parameters"
-    return f"{worst(values):{form}} (parameter {np.argmax(values == worst(values))} of {len(values)})"
+    return f"{worst(values):{form}} ({label(int(np.argmax(values == worst(values))))})"
 
 
 def _distances(draws):
@@ -183,10 +189,15 @@ def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], pat
 def spectrum(preconditioner: Preconditioner) -> np.ndarray:
     """The learnt variances along the directions of a learner's map, (d,).
 
-    Of `Dense`, and of `LowRank` with unequal scales, at O(d^3): the eigenvalues of L L^T.
+    Of `Dense`, and of `LowRank` with unequal scales, at O(d^3): the eigenvalues of L L^T; above d = 2000 of such a
+    `LowRank` its diagonal, the variances of the coordinates.
     """
     is_low_rank = isinstance(preconditioner, LowRank)
-    if isinstance(preconditioner, Dense) or is_low_rank and np.ptp(preconditioner.scales) > 0:
+    is_scaled = is_low_rank and np.ptp(preconditioner.scales) > 0
+    if is_scaled and len(preconditioner.scales) > _MOST_DENSE:
+        scales, eigenvectors, eigenvalues = map(np.asarray, preconditioner)
+        return scales**2 * (1 + (eigenvalues - 1) @ eigenvectors**2)
+    if is_scaled or isinstance(preconditioner, Dense):
         return np.linalg.svd(preconditioner.to_dense(), compute_uv=False) ** 2
     variances = np.asarray(preconditioner.scales) ** 2
     if is_low_rank:
@@ -233,7 +244,8 @@ def _is_stuck(draws):
 def _diagnose(draws, by_arviz, by_blackjax):
     """Diagnostics of each parameter, as arrays (d,)."""
     try:
-        import arviz
+        with catch_warnings(action="ignore"):  # of versions to come
+            import arviz
     except ImportError:
         results = jax.jit(lambda xs: jax.lax.map(by_blackjax, xs))(np.moveaxis(draws, 2, 0))
         return [np.asarray(result) for result in results]

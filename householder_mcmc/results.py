@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-__all__ = ["names", "named_draws", "to_arviz"]
+__all__ = ["names", "label", "named_draws", "to_arviz"]
 
 # The names of ArviZ's schema, where they differ from BlackJAX's.
 _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num_trajectory_expansions": "tree_depth"}
@@ -16,6 +16,15 @@ def names(position) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError(f"two variables have the same name: {sorted(names)}.")
     return names
+
+
+def label(position, index: int) -> str:
+    """The name of a number of a position, by its index in the ravelled position: `log_tau` or `z[0, 3]`."""
+    leaves = jax.tree.leaves(position)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])
+    i = int(np.searchsorted(ends, index, side="right"))
+    where = np.unravel_index(index - ends[i] + np.size(leaves[i]), np.shape(leaves[i]))
+    return names(position)[i] + (f"[{', '.join(map(str, where))}]" if where else "")
 
 
 def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:

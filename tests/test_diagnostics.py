@@ -97,10 +97,13 @@ def test_good_draws_give_no_warning(distribution):
 
 def test_each_warning_alone():
     draws = independent_draws()
-    shifted = draws + 0.3 * (np.arange(4) == 3)[:, None, None]
-    assert "R-hat" in " ".join(summarise(shifted)["warnings"])
-    wider = draws * (1 + 0.5 * (np.arange(4) == 3))[:, None, None]
+    is_last = (np.arange(4) == 3)[:, None, None]
+    assert "R-hat" in " ".join(summarise(draws + 0.3 * is_last)["warnings"])
+    wider = draws * (1 + 0.5 * is_last)
     assert "R-hat" in " ".join(summarise(wider)["warnings"])
+    one_apart = np.concatenate([draws, draws[..., :1] + is_last], axis=2)
+    (text,) = (text for text in summarise(one_apart)["warnings"] if "R-hat" in text)
+    assert f"(parameter {draws.shape[2]})" in text
     few = " ".join(summarise(draws[:, :90])["warnings"])
     assert "bulk ESS" in few and "tail ESS" in few and "distance from the medians" in few
     (text,) = summarise(draws, np.array([0.5, 0.6, 0.1, 0.5]))["warnings"]

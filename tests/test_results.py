@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blackjax.util import run_inference_algorithm
+from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
+from householder_mcmc.results import label
 
 arviz = pytest.importorskip("arviz")
 
@@ -23,9 +25,9 @@ def starts():
     return {"b": {"w": jax.random.normal(key_w, (NUM_CHAINS, 2))}, "a": jax.random.normal(key_a, (NUM_CHAINS,))}
 
 
-def group(results, name):
+def group(trace, name):
     """{variable: values} of a group."""
-    return {variable: values.values for variable, values in results[name].data_vars.items()}
+    return {variable: values.values for variable, values in trace[name].data_vars.items()}
 
 
 def adaptive_trace(num_steps=NUM_DRAWS):
@@ -36,8 +38,8 @@ def adaptive_trace(num_steps=NUM_DRAWS):
 def test_adaptive_run():
     """Names, and chains before draws; the shared step size beside every chain."""
     states, infos = adaptive_trace()
-    results = hm.to_arviz(states, infos)
-    posterior, stats = group(results, "posterior"), group(results, "sample_stats")
+    trace = hm.to_arviz(states, infos)
+    posterior, stats = group(trace, "posterior"), group(trace, "sample_stats")
     assert set(posterior) == {"a", "b.w"}
     np.testing.assert_array_equal(posterior["b.w"], np.swapaxes(states.position["b"]["w"], 0, 1))
     np.testing.assert_array_equal(posterior["a"], states.position["a"].T)
@@ -45,8 +47,8 @@ def test_adaptive_run():
     np.testing.assert_array_equal(stats["acceptance_rate"], infos.acceptance_rate.T)
     np.testing.assert_array_equal(stats["lp"], states.chains.logdensity.T)
     np.testing.assert_array_equal(stats["step_size"], np.tile(infos.step_size, (NUM_CHAINS, 1)))
-    assert results["posterior"].sizes["chain"] == NUM_CHAINS
-    assert results["posterior"].sizes["draw"] == NUM_DRAWS
+    assert trace["posterior"].sizes["chain"] == NUM_CHAINS
+    assert trace["posterior"].sizes["draw"] == NUM_DRAWS
 
 
 def test_frozen_run_with_its_warmup():
@@ -60,10 +62,10 @@ def test_frozen_run_with_its_warmup():
         return state, (state, info)
 
     _, (states, infos) = jax.lax.scan(one_step, state, jax.random.split(jax.random.key(1), NUM_DRAWS))
-    results = hm.to_arviz(states, infos, step_size=parameters["step_size"], warmup=info.history)
-    assert group(results, "warmup_posterior")["a"].shape == (NUM_CHAINS, 9)  # the last tenth does not learn
-    assert group(results, "warmup_sample_stats")["step_size"].shape == (NUM_CHAINS, 9)
-    step_sizes = group(results, "sample_stats")["step_size"]
+    trace = hm.to_arviz(states, infos, step_size=parameters["step_size"], warmup=info.history)
+    assert group(trace, "warmup_posterior")["a"].shape == (NUM_CHAINS, 9)  # the last tenth does not learn
+    assert group(trace, "warmup_sample_stats")["step_size"].shape == (NUM_CHAINS, 9)
+    step_sizes = group(trace, "sample_stats")["step_size"]
     np.testing.assert_array_equal(step_sizes, np.full((NUM_CHAINS, NUM_DRAWS), parameters["step_size"]))
 
 
@@ -80,9 +82,9 @@ def test_nuts_run_by_vmap_over_chains():
 
     states, infos = jax.vmap(one_chain)(jax.random.split(jax.random.key(1), NUM_CHAINS), starts())
     step_sizes = jnp.array([0.1, 0.2, 0.3])
-    results = hm.to_arviz(states, infos, step_size=step_sizes, chain_axis=0)
-    np.testing.assert_array_equal(group(results, "posterior")["b.w"], states.position["b"]["w"])
-    stats = group(results, "sample_stats")
+    trace = hm.to_arviz(states, infos, step_size=step_sizes, chain_axis=0)
+    np.testing.assert_array_equal(group(trace, "posterior")["b.w"], states.position["b"]["w"])
+    stats = group(trace, "sample_stats")
     assert {"diverging", "n_steps", "tree_depth", "acceptance_rate", "energy", "lp", "step_size"} <= set(stats)
     np.testing.assert_array_equal(stats["n_steps"], infos.num_integration_steps)
     np.testing.assert_array_equal(stats["step_size"][:, 0], step_sizes)
@@ -96,8 +98,8 @@ def test_one_chain(chain_axis):
     _, (states, infos) = run_inference_algorithm(
         jax.random.key(1), kernel, NUM_DRAWS, initial_state=kernel.init(position)
     )
-    results = hm.to_arviz(states, infos, chain_axis=chain_axis)
-    posterior, stats = group(results, "posterior"), group(results, "sample_stats")
+    trace = hm.to_arviz(states, infos, chain_axis=chain_axis)
+    posterior, stats = group(trace, "posterior"), group(trace, "sample_stats")
     np.testing.assert_array_equal(posterior["b.w"], states.position["b"]["w"][None])
     np.testing.assert_array_equal(stats["lp"], states.logdensity[None])
     np.testing.assert_array_equal(stats["n_steps"], infos.num_integration_steps[None])
@@ -105,8 +107,19 @@ def test_one_chain(chain_axis):
 
 
 def test_positions_alone():
-    results = hm.to_arviz(jnp.zeros((NUM_DRAWS, NUM_CHAINS, 4)))
-    assert group(results, "posterior")["x"].shape == (NUM_CHAINS, NUM_DRAWS, 4)
+    trace = hm.to_arviz(jnp.zeros((NUM_DRAWS, NUM_CHAINS, 4)))
+    assert group(trace, "posterior")["x"].shape == (NUM_CHAINS, NUM_DRAWS, 4)
+
+
+def test_labels_are_in_the_order_of_a_ravelled_position():
+    position = {"b": {"w": jnp.arange(6.0).reshape(2, 3)}, "a": jnp.array(-1.0)}
+    x, _ = ravel_pytree(position)
+    assert [label(position, i) for i in range(7)] == [
+        "a",
+        *(f"b.w[{i}, {j}]" for i in (0, 1) for j in range(3)),
+    ]
+    assert [x[0], x[6]] == [-1, 5]
+    assert label(jnp.zeros(3), 2) == "x[2]"
 
 
 def test_bad_input():

@@ -165,7 +165,7 @@ def test_counts_nonfinite_proposals_by_chain():
     assert info.num_nonfinite.shape == (NUM_CHAINS,) and jnp.all(info.num_nonfinite > 0)
 
 
-def test_compiles_once_and_runs_under_jit_and_vmap():
+def test_compiles_once_and_runs_under_jit_and_vmap(caplog):
     traces = []
 
     def logdensity(x):
@@ -175,8 +175,10 @@ def test_compiles_once_and_runs_under_jit_and_vmap():
     warmup = hm.warmup(logdensity, hm.eigen(2), NUM_CHAINS)
     once, _ = warmup.run(jax.random.key(0), starts(), 20)
     before = len(traces)
-    warmup.run(jax.random.key(1), starts(), 20)
+    with jax.log_compiles():
+        warmup.run(jax.random.key(1), starts(), 20)
     assert len(traces) - before <= 1  # the check of the start, run eagerly
+    assert not [record for record in caplog.records if record.getMessage().startswith("Compiling")]
     keys = jnp.stack([jax.random.key(0), jax.random.key(1)])
     many, _ = jax.jit(jax.vmap(lambda key, x: warmup.run(key, x, 20)))(keys, jnp.stack([starts(), starts()]))
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[0], many), once, rtol=1e-3, atol=1e-4)
