@@ -269,6 +269,7 @@ def _save(states, info, step_size, output):
             return output
         except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
             print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
+            output.unlink(missing_ok=True)
             output = output.with_suffix(".npz")
     np.savez(output, **results.named_draws(states.position))
     return output

@@ -78,14 +78,15 @@ def init(
     ValueError
         If a leaf lacks the chain axis, or a start is not finite.
     TypeError
-        If a leaf is not floating point, or `scheme` is not a `Scheme`.
+        If a leaf is not floating point, all have fewer than 32 bits, or `scheme` is not a `Scheme`.
     """
     if num_chains < 1:
         raise ValueError(f"num_chains must be at least 1, got {num_chains}.")
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
-    if not jax.tree.leaves(positions):
-        raise ValueError("positions has no arrays.")
+    positions = jax.tree.map(jnp.asarray, positions)
+    if not any(leaf.size for leaf in jax.tree.leaves(positions)):
+        raise ValueError("positions has no numbers.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
         if jnp.shape(leaf)[:1] != (num_chains,):
             raise ValueError(
@@ -95,6 +96,8 @@ def init(
     chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
     require_finite(chains)
     x, _ = good_draws(chains)
+    if jnp.finfo(x.dtype).bits < 32:
+        raise TypeError(f"positions must be of at least 32 bits where they are learnt from, got {x.dtype}.")
     return AdaptiveState(
         chains=sampler.state(*chains),
         scheme=scheme.init(x),
@@ -110,19 +113,12 @@ def build_kernel(
     sampler: Sampler,
     target_acceptance_rate: float,
     step_size_gain: optax.Schedule,
-    kernel_at: Callable | None = None,
 ) -> Callable:
-    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning.
-
-    kernel_at: `AdaptiveState.count`, traced -> the kernel of that step, where it is not always the sampler's.
-    """
-    kernel_at = kernel_at or (lambda count: sampler.kernel)
+    """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning."""
 
     def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
         preconditioner, step_size = scheme.preconditioner(state.scheme), sampler.step_size(jnp.exp(state.log_sigma))
-        chains, info = step_chains(
-            kernel_at(state.count), rng_key, state.chains, logdensity_fn, step_size, preconditioner
-        )
+        chains, info = step_chains(sampler.kernel, rng_key, state.chains, logdensity_fn, step_size, preconditioner)
         error, acceptance_rate = acceptance_error(chains, info, state.acceptance_rate, target_acceptance_rate)
         side = jnp.where(state.side == 0, jnp.sign(error), state.side)
         has_crossed = (state.count > 0) | (side * error < 0)
@@ -164,7 +160,7 @@ def acceptance_error(chains, info, acceptance_rate, target_acceptance_rate) -> t
 def good_draws(chains):
     """The chains' positions and scores, both (num_chains, d); the first good chain takes the place of bad ones."""
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
-    is_good = jax.vmap(is_finite)(chains) & jnp.all(jnp.isfinite(x), axis=1)
+    is_good = jax.vmap(is_finite)(chains)
     is_kept = (is_good | ~jnp.any(is_good))[:, None]
     first = jnp.argmax(is_good, keepdims=True)
 

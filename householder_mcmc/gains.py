@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -51,7 +52,8 @@ class Gains(NamedTuple):
 
 def diminishes(schedule: optax.Schedule) -> bool:
     """Whether gains decay like t^-0.5 or faster, between the steps 10^4 and 10^6."""
-    return bool(schedule(10**6 - 1) <= 0.101 * schedule(10**4 - 1))
+    with jax.ensure_compile_time_eval():
+        return bool(schedule(10**6 - 1) <= 0.101 * schedule(10**4 - 1))
 
 
 # The map moves much more slowly than the chains, so that it cannot follow them.

@@ -32,8 +32,8 @@ class HMCInfo(NamedTuple):
 
     acceptance_rate (): probability of accepting the end of the trajectory, 0 if it was not finite.
     is_accepted (): whether it was accepted.
-    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite there; or at the state
-    itself, which only a start can be.
+    is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite there;
+    or at the state itself, which only a start can be.
     num_integration_steps (): leapfrog steps, of one gradient each.
     """
 

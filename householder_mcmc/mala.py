@@ -26,8 +26,8 @@ class MALAInfo(NamedTuple):
 
     acceptance_rate (): probability of accepting the proposal, 0 if it was not finite.
     is_accepted (): whether the proposal was accepted.
-    is_nonfinite (): whether the log-density, or a coordinate of its gradient, was not finite at the proposal; or at the
-    state itself, which only a start can be.
+    is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite at the
+    proposal; or at the state itself, which only a start can be.
     """
 
     acceptance_rate: Array
@@ -43,7 +43,7 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
     TypeError
         If a leaf is not floating point.
     ValueError
-        If the log-density or its gradient is not finite there, unless they are traced.
+        If the position, the log-density or its gradient is not finite, unless they are traced.
     """
     position = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
     for path, leaf in jax.tree_util.tree_leaves_with_path(position):

@@ -1,6 +1,6 @@
 """The Metropolis choice of every kernel, and the checks of its states and step size.
 
-States have a `logdensity` and a `logdensity_grad`, as BlackJAX's have.
+States have a `position`, a `logdensity` and a `logdensity_grad`, as BlackJAX's have.
 """
 
 from typing import NamedTuple
@@ -30,9 +30,9 @@ def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, t
 
 
 def require_positive(step_size) -> None:
-    """Raise ValueError if a step size is at hand and not positive."""
-    if is_at_hand(step_size) and not np.all(np.asarray(step_size) > 0):
-        raise ValueError(f"step_size must be positive, got {step_size}.")
+    """Raise ValueError unless a step size is one number and, if at hand, positive and finite."""
+    if np.shape(step_size) != () or is_at_hand(step_size) and not 0 < step_size < np.inf:
+        raise ValueError(f"step_size must be a positive and finite number, got {step_size}.")
 
 
 def require_rate(target_acceptance_rate) -> None:
@@ -42,7 +42,7 @@ def require_rate(target_acceptance_rate) -> None:
 
 
 def require_finite(state: NamedTuple) -> None:
-    """Raise ValueError if a state, or one of a batch, has a non-finite log-density or gradient.
+    """Raise ValueError if a state, or one of a batch, has a non-finite position, log-density or gradient.
 
     Unless the values are not at hand: traced, or in part on the devices of other processes.
     """
@@ -53,13 +53,16 @@ def require_finite(state: NamedTuple) -> None:
     if not is_good.all():
         where = f" of chains {np.flatnonzero(~is_good).tolist()}" if jnp.ndim(state.logdensity) else ""
         values = np.atleast_1d(np.asarray(state.logdensity))[~is_good]
-        what = "log-density" if not np.isfinite(values).all() else "gradient"
+        x = jax.tree.map(np.asarray, jax.tree.leaves(state.position))
+        is_gradient = all(np.isfinite(leaf).all() for leaf in x)
+        what = "log-density" if not np.isfinite(values).all() else "gradient" if is_gradient else "position"
         raise ValueError(
-            f"the log-density and its gradient must be finite at the start{where}: "
+            f"position, log-density and its gradient must be finite at the start{where}: "
             f"the {what} is not, with log-density {values.tolist()}."
         )
 
 
 def is_finite(state: NamedTuple) -> Array:
-    """Whether the log-density and all of its gradient are."""
-    return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(ravel_pytree(state.logdensity_grad)[0]))
+    """Whether the log-density and all of the position and of the gradient are."""
+    x, logdensity_grad = ravel_pytree(state.position)[0], ravel_pytree(state.logdensity_grad)[0]
+    return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(x) & jnp.isfinite(logdensity_grad))

@@ -109,6 +109,9 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[st
     if num_draws < 4:
         return ["there are fewer than 4 draws of a chain: nothing can be said."]
     found, limit = [], _SMALLEST_ESS * num_chains
+    infinite = np.argwhere(~np.isfinite(draws))
+    if len(infinite):
+        found.append(f"{len(infinite)} numbers are not finite, the first of them of {label(int(infinite[0, 2]))}.")
     stuck = np.flatnonzero(_is_stuck(draws).reshape(2, num_chains, -1).any(axis=(0, 2)))
     if stuck.size:
         found.append(f"chains {stuck.tolist()} did not move in half of their draws or more.")
@@ -117,6 +120,8 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[st
         found.append(f"chains {low.tolist()} accepted less than {_SMALLEST_ACCEPTANCE:.0%} of their proposals.")
     if num_chains == 1:
         found.append("there is one chain: R-hat, which compares chains, is not defined.")
+    elif np.isnan(rhat).any():
+        found.append(f"R-hat is {_worst(rhat, np.max, '.3f', label)}.")
     elif not np.all(rhat <= _LARGEST_RHAT):
         found.append(f"R-hat is {_worst(rhat, np.max, '.3f', label)}, above {_LARGEST_RHAT}: the chains differ.")
     for name, ess in (("bulk", ess_bulk), ("tail", ess_tail)):
@@ -214,7 +219,7 @@ def ess_and_rhat(draws):
     if draws.shape[1] < 4:
         return np.full((3, draws.shape[2]), np.nan)
     bulk, mean, rhat = _diagnose(
-        draws,
+        draws - np.median(draws.astype(np.float64), axis=(0, 1)),  # a large mean costs digits in float32
         lambda arviz, data: (arviz.ess(data), arviz.ess(data, method="mean"), arviz.rhat(data)),
         lambda x: (diagnostics.ess_bulk(x), diagnostics.effective_sample_size(x), diagnostics.rhat(x)),
     )

@@ -4,6 +4,7 @@ A `Scheme` is three pure functions and knows nothing of the kernel that makes th
 arrays; all increments are averaged over the chains. Source: Hird & Livingstone (2026), Algorithm 2 and Section 4.1.
 """
 
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -177,9 +178,12 @@ def eigen(
 
     Raises
     ------
+    TypeError
+        On a rank that is no integer.
     ValueError
         On a rank below 1 or, at `init`, above d; an unknown tail; a period that is not positive.
     """
+    rank = operator.index(rank)
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")
     if tail not in _TAILS:

@@ -13,6 +13,7 @@ on the same draws do not show it. Each block is therefore measured along the dir
 what it says of the eigenvalues corrects them.
 """
 
+import operator
 from typing import NamedTuple
 
 import jax
@@ -71,9 +72,12 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 
     Raises
     ------
+    TypeError
+        If `rank` or `block_size` is no integer.
     ValueError
         If an argument is out of range, or at `update`, without scores.
     """
+    rank, block_size = operator.index(rank), operator.index(block_size)
     if rank < 1 or block_size < 1:
         raise ValueError(f"rank and block_size must be at least 1, got {rank} and {block_size}.")
     if not forgetting > 0 or not negligible >= 1:
@@ -105,6 +109,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         new = jnp.moveaxis(state.block, 1, 0)  # (2, block_size, num_chains, d)
         mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
         new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
+        new = new.at[1].set(_above_rounding(new[1], mean[1]))
 
         folded = _fold(new)
         # the first maps differ too much for what is measured along one to hold for the next
@@ -123,7 +128,9 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
             mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner, corrections=corrections
         )
         is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
-        return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), learnt, state)
+        varies = jnp.any(new[1] != 0)  # scores that do not have a mean, and nothing else to learn from
+        old = state._replace(mean=jnp.where(varies, state.mean, mean))
+        return jax.tree.map(lambda new, old: jnp.where(is_good & varies, new, old), learnt, old)
 
     def preconditioner_fn(state):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
@@ -159,6 +166,12 @@ def _amiss(state, folded):
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
     return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)
+
+
+def _above_rounding(scores, mean):
+    """Centred scores (n, d) without the rounding of scores that do not vary: they say nothing of a scale."""
+    noise = 8 * jnp.finfo(mean.dtype).eps * jnp.max(jnp.abs(mean), axis=0)
+    return jnp.where(jnp.abs(scores) > noise, scores, 0)
 
 
 def _scales(variances, old):

@@ -27,14 +27,21 @@ _PAUSE = 10
 _TUNE_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
 
+# How far sigma may fall in it: on smooth targets it ends near where it began, and at a wall shorter steps do not help.
+_LARGEST_FALL = math.log(4)
+
 
 # What the map is learnt by: long trajectories cross in one transition the wide directions along which MALA walks at
 # random.
 _LEARNER = SAMPLERS["hmc"]
 
+# Transitions after which trajectories are a step longer, and how many of them one that ends outside the support of the
+# target takes back: at the wall of a support no step is short enough for a trajectory that is too long.
+_GROWTH = 8
 
-def _growing_trajectories(count):
-    return partial(_LEARNER.kernel, max_integration_steps=1 + count // 8)
+
+def _learner(growth):
+    return _LEARNER._replace(kernel=partial(_LEARNER.kernel, max_integration_steps=1 + growth // _GROWTH))
 
 
 def _learning_gain(count):
@@ -68,8 +75,9 @@ def warmup(
     """Learn a preconditioner and a step size from running chains, and return both frozen.
 
     The chains run HMC: MALA at first, in other words trajectories of one leapfrog step, which grow by a step at every
-    8th transition after the acceptance has crossed its target, up to a quarter period. Long ones show the learner the
-    wide directions, and are worth their gradients once the map is known in part.
+    8th transition after the acceptance has crossed its target, up to a quarter period, as long as fewer than one in
+    eight ends outside the support of the target. Long ones show the learner the wide directions, and are worth their
+    gradients once the map is known in part.
 
     The last tenth of the steps runs the sampler that is asked for, keeps the map, and adapts and averages only the step
     size. Before that the learner starts anew whenever the log-density of a chain has risen as it does on the way from a
@@ -115,16 +123,18 @@ def warmup(
     sampler = SAMPLERS[sampler]
     target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
     require_rate(target)
-    kernel = adaptive.build_kernel(
-        scheme, _LEARNER, max(target, _LEARNER.target_acceptance_rate), _learning_gain, _growing_trajectories
-    )
+    learning_target = max(target, _LEARNER.target_acceptance_rate)
 
     def learn(carry, key, num_steps):
-        state, level, pause, num_nonfinite, num_gradients, count = carry
+        state, growth, level, pause, num_nonfinite, num_gradients, count = carry
+        kernel = adaptive.build_kernel(scheme, _learner(growth), learning_target, _learning_gain)
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
         state, level, pause = start_anew_after_a_climb(state, level, pause, 2 * count < num_steps)
+        growth = jnp.maximum(growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=growth.dtype), 0)
+        growth = jnp.where(state.count == 0, 0, growth)
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
-        return (state, level, pause, num_nonfinite, num_gradients + info.num_gradients, count + 1), keep(state, info)
+        num_gradients = num_gradients + info.num_gradients
+        return (state, growth, level, pause, num_nonfinite, num_gradients, count + 1), keep(state, info)
 
     def start_anew_after_a_climb(state, level, pause, is_early):
         """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
@@ -142,15 +152,15 @@ def warmup(
         )
         return state, jnp.where(is_start | ~jnp.isfinite(level), logdensity, level), pause
 
-    def tune(carry, key, preconditioner):
+    def tune(carry, key, preconditioner, lowest):
         """A step of the last phase: log sigma moves with gains that start anew, and its average forgets the start."""
         chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count = carry
         step_size, key = sampler.step_size(jnp.exp(log_sigma)), jax.random.fold_in(key, count)
         chains, info = adaptive.step_chains(sampler.kernel, key, chains, logdensity_fn, step_size, preconditioner)
         error, running_rate = adaptive.acceptance_error(chains, info, running_rate, target)
-        log_sigma = log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error
+        log_sigma = jnp.maximum(log_sigma + jnp.asarray(_TUNE_GAIN(count), log_sigma.dtype) * error, lowest)
         average = average + jnp.asarray(_AVERAGE_GAIN(count), log_sigma.dtype) * (log_sigma - average)
-        total_rate = total_rate + info.acceptance_rate
+        total_rate = total_rate + info.acceptance_rate.astype(total_rate.dtype)
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
         num_gradients = num_gradients + sampler.num_gradients(info)
         return (chains, log_sigma, average, running_rate, total_rate, num_nonfinite, num_gradients, count + 1), None
@@ -160,18 +170,22 @@ def warmup(
         num_final = num_steps // 10
         key_learn, key_final = jax.random.split(rng_key)
         zero, none = jnp.zeros((), jnp.int32), jnp.zeros(num_chains, jnp.int32)
-        carry = state, state.chains.logdensity, zero, none, none, zero
+        carry = state, jnp.zeros_like(state.log_sigma), state.chains.logdensity, zero, none, none, zero
         num_learning = num_steps - num_final
         carry, history = jax.lax.scan(
             lambda carry, _: learn(carry, key_learn, num_learning), carry, length=num_learning
         )
-        state, _, _, num_nonfinite, num_gradients, _ = carry
+        state, _, _, _, num_nonfinite, num_gradients, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
-        zeros = jnp.zeros_like(state.chains.logdensity)
+        zeros = jnp.zeros_like(state.acceptance_rate)
         chains, log_sigma, running_rate = sampler.state(*state.chains), state.log_sigma, state.acceptance_rate
         carry = chains, log_sigma, log_sigma, running_rate, zeros, num_nonfinite, num_gradients, zero
-        carry, _ = jax.lax.scan(lambda carry, _: tune(carry, key_final, preconditioner), carry, length=num_final)
+        carry, _ = jax.lax.scan(
+            lambda carry, _: tune(carry, key_final, preconditioner, state.log_sigma - _LARGEST_FALL),
+            carry,
+            length=num_final,
+        )
         chains, _, log_sigma, _, total_rate, num_nonfinite, num_gradients, _ = carry
 
         parameters = {"step_size": sampler.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}

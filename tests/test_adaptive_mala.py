@@ -188,8 +188,23 @@ def test_bad_arguments():
         hm.adaptive_mala(skewed_logdensity, hm.eigen, NUM_CHAINS).init(starts())
     with pytest.raises(ValueError, match="num_chains must be at least 1, got 0"):
         hm.adaptive_mala(skewed_logdensity, hm.none(), 0).init(starts()[:0])
-    with pytest.raises(ValueError, match="positions has no arrays"):
+    with pytest.raises(TypeError, match="at least 32 bits where they are learnt from, got bfloat16"):
+        hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS).init(starts().astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match=r"must be finite at the start of chains \[1\]: the position is not"):
+        hm.adaptive_mala(lambda x: -(x[0] ** 2), hm.none(), NUM_CHAINS).init(starts().at[1, 1].set(jnp.nan))
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        hm.eigen(2.5)
+    with pytest.raises(ValueError, match="positions has no numbers"):
         hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS).init({})
+
+
+def test_is_made_where_its_data_is_traced():
+    @jax.jit
+    def init(data):
+        sampler = hm.adaptive_mala(lambda x: -jnp.sum((x - data) ** 2), hm.eigen(2), NUM_CHAINS)
+        return sampler.init(starts()).chains.logdensity
+
+    np.testing.assert_allclose(init(jnp.ones(DIM)), -np.sum((starts() - 1) ** 2, axis=1), rtol=1e-5)
 
 
 def test_nonfinite_start_names_the_chain():

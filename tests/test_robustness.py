@@ -88,6 +88,23 @@ def test_nowhere_finite_stays_where_it_is():
     assert info.is_nonfinite.all() and np.isfinite(state.log_sigma)
 
 
+WALLS = {
+    "half-normal": lambda x: jnp.where(x[0] < 0, gaussian(x), -jnp.inf),
+    "exponential": lambda x: jnp.where(jnp.all(x < 0), jnp.sum(x), -jnp.inf),
+}
+
+
+@pytest.mark.parametrize("name, sampler", [("half-normal", "hmc"), ("exponential", "hmc"), ("exponential", "mala")])
+def test_a_wall_does_not_shrink_the_step_without_end(name, sampler):
+    """No step is short enough for a trajectory that meets the wall; a step of 0.02 makes 80 of a quarter period.
+
+    Where trajectories grow whatever they meet, the three warm-ups take 100 gradients a transition or more.
+    """
+    positions = -jnp.abs(jax.random.normal(jax.random.key(0), (4, 3)))
+    (_, parameters), info = hm.warmup(WALLS[name], hm.two_ended(), sampler=sampler).run(jax.random.key(0), positions)
+    assert parameters["step_size"] > 0.02 and info.num_gradients.mean() < 10 * 2000
+
+
 @pytest.mark.parametrize("nats", [1e4, 1e6, 1e30])
 def test_a_huge_improvement_is_accepted(nats):
     """From a plateau to one that is higher, without a gradient."""

@@ -60,6 +60,14 @@ def test_nonfinite_start_raises_unless_traced(sampler, value):
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_position_that_is_not_finite_is_flagged_though_its_density_is(sampler, value):
+    kernel, start = sampler(lambda x: -(x[0] ** 2), jnp.ones(2)), jnp.array([0.0, value])
+    with pytest.raises(ValueError, match="must be finite at the start: the position is not"):
+        kernel.init(start)
+    assert kernel.step(jax.random.key(0), jax.jit(kernel.init)(start))[1].is_nonfinite
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
 def test_a_bad_start_under_jit_is_left_at_once_and_flagged(sampler, value):
     """For the first finite proposal."""
 
@@ -95,8 +103,11 @@ def test_float32_positions_stay_float32_with_x64(x64, sampler, make):
 
 
 def test_bad_parameters(sampler):
-    with pytest.raises(ValueError, match=r"step_size must be positive, got -0\.[34]"):
+    with pytest.raises(ValueError, match=r"step_size must be a positive and finite number, got -0\.[34]"):
         sampler(skewed_logdensity, jnp.ones(DIM), -1)
+    for wrong in (jnp.inf, jnp.ones(1)):
+        with pytest.raises(ValueError, match="step_size must be a positive and finite number, got"):
+            sampler(skewed_logdensity, jnp.ones(DIM), wrong)
     with pytest.raises(ValueError, match="must have positive and finite variances"):
         sampler(skewed_logdensity, jnp.zeros(DIM))
     for length in (1, DIM + 1):

@@ -184,6 +184,20 @@ def test_compiles_once_and_runs_under_jit_and_vmap(caplog):
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[0], many), once, rtol=1e-3, atol=1e-4)
 
 
+def test_starts_of_numpy():
+    positions = {"a": np.ones((NUM_CHAINS, 2)), "b": np.zeros(NUM_CHAINS, np.float32)}
+    warmup = hm.warmup(lambda p: -jnp.sum(p["a"] ** 2) - p["b"] ** 2, hm.two_ended(), NUM_CHAINS)
+    (state, _), _ = warmup.run(jax.random.key(0), positions, 20)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state.position, jax.tree.map(jnp.asarray, positions))
+
+
+@pytest.mark.parametrize("sampler", ["hmc", "mala"])
+def test_a_logdensity_of_fewer_bits(sampler):
+    warmup = hm.warmup(lambda x: -jnp.sum(x.astype(jnp.bfloat16) ** 2), hm.diagonal(), NUM_CHAINS, sampler=sampler)
+    (state, _), info = warmup.run(jax.random.key(0), starts(), 20)
+    assert state.logdensity.dtype == jnp.bfloat16 and info.acceptance_rate.dtype == jnp.float32
+
+
 def test_negative_number_of_steps():
     with pytest.raises(ValueError, match="num_steps must not be negative, got -1"):
         hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS).run(jax.random.key(0), starts(), -1)
