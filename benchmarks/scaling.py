@@ -156,6 +156,9 @@ def of_size(dim: int, rank: int, chains: int) -> Iterator[Case]:
         "eigen": (hm.eigen(rank), eigen + 4 * rank * dim + learner),
         "eigen_identity": (hm.eigen_identity(rank), eigen + 4 * rank * dim + learner),
     }
+    rows = rank + min(10 * chains, 64)  # of draws and of scores at the end of a block of ten steps, read three times
+    of_block = (20 * chains + 6 * rows + 8 * rank) * dim
+    schemes["two_ended"] = hm.two_ended(rank), through_map + 2 * chains * dim + of_block // 10
     if dim <= 1000:
         schemes["dense"] = hm.dense(), 5 * dim**2 + learner
     for form, (scheme, words) in schemes.items():

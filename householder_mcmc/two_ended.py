@@ -7,8 +7,8 @@ those of the draws they carry no noise from the others. For a Gaussian h = -P z 
 too, and the geometric mean of the covariance of z and the inverse of that of h is P^-1 whatever the draws are. That
 mean minimises the Fisher divergence; the learners of nutpie rest on the same fact.
 
-Streaming, in O(rank d) memory: draws come in blocks, and `rank` pairs of combinations, the same of draws and of scores,
-keep what matters of the past. Directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured
+Streaming, in O((rank + n) d) memory, for blocks of n draws, of all chains: `rank` pairs of combinations, the same of
+draws and of scores, keep what matters of the past. Directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured
 on the same draws do not show it. Each block is therefore measured along the directions before they learn from it, and
 what it says of the eigenvalues corrects them.
 """

@@ -3,6 +3,8 @@ from pathlib import Path
 
 # XLA's threads: two batched LAPACK calls at once can block a smaller pool for ever.
 os.environ.setdefault("NPROC", "8")
+# OpenBLAS's threads spin where other processes share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -154,7 +154,8 @@ def test_shapes_at_the_edge(num_chains, dim, rank, tail):
 
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 def test_learner_is_equivariant_under_rescaling(gains):
-    """Of the posterior by a power of two, in float32, to the last bit; with draws that do not depend on the map."""
+    """Of the posterior by a power of two, in float32, but for what 200 steps leave of the unit variances at the start;
+    with draws that do not depend on the map."""
     scheme = hm.eigen(2, gains=gains)
     draws = jax.random.normal(jax.random.key(0), (200, 4, 6)) * jnp.linspace(3, 1, 6)
 
