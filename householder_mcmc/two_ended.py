@@ -7,10 +7,10 @@ those of the draws they carry no noise from the others. For a Gaussian h = -P z 
 too, and the geometric mean of the covariance of z and the inverse of that of h is P^-1 whatever the draws are. That
 mean minimises the Fisher divergence; the learners of nutpie rest on the same fact.
 
-Streaming, in O((rank + n) d) memory, for blocks of n draws, of all chains: `rank` pairs of combinations, the same of
-draws and of scores, keep what matters of the past. Directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured
-on the same draws do not show it. Each block is therefore measured along the directions before they learn from it, and
-what it says of the eigenvalues corrects them.
+Streaming, in O((rank + n) d) memory for blocks of n draws: `rank` pairs of combinations, the same of draws and of
+scores, keep what matters of the past. Directions fitted to fewer draws than dimensions fit noise too, and eigenvalues
+measured on the same draws do not show it. Each block is therefore measured along the directions before they learn from
+it, and what it says of the eigenvalues corrects them.
 """
 
 import operator
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from householder_mcmc.linalg import dot, inverse_cholesky, only_if, project
+from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, only_if, project
 from householder_mcmc.preconditioners import LowRank
 from householder_mcmc.schemes import Scheme
 
@@ -35,7 +35,7 @@ _PRIOR = 1e-5  # variance added to draws and scores along each direction, relati
 class TwoEndedState(NamedTuple):
     """Arrays with an axis of length 2 hold draws and scores.
 
-    count (): updates made. block (block_size, 2, num_chains, d): draws and scores of the current block. mean (2,
+    count (): updates made. block (2, block_size, num_chains, d): draws and scores of the current block. mean (2,
     num_chains, d): of each chain, for distances between chains that start apart say nothing of the target. variances
     (2, d): about it, whitened by the low-rank part of the map alone; since it last changed much.
     pairs (2, rank, d): combinations of past draws and scores about their means. preconditioner: fitted to those.
@@ -88,7 +88,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         num, dtype = min(rank, dim), positions.dtype
         return TwoEndedState(
             count=jnp.zeros((), jnp.int32),
-            block=jnp.zeros((block_size, 2, num_chains, dim), dtype),
+            block=jnp.zeros((2, block_size, num_chains, dim), dtype),
             mean=jnp.zeros((2, num_chains, dim), dtype),
             variances=jnp.zeros((2, dim), dtype),
             pairs=jnp.zeros((2, num, dim), dtype),
@@ -99,38 +99,41 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     def update_fn(state, positions, scores=None):
         if scores is None:
             raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
-        block = state.block.at[state.count % block_size].set(jnp.stack([positions, scores]))
+        block = state.block.at[:, state.count % block_size].set(jnp.stack([positions, scores]))
         state = state._replace(count=optax.safe_increment(state.count), block=block)
         return only_if(state.count % block_size == 0, absorb, state)
 
     def absorb(state):
         number = state.count // block_size - 1
         weight = forgetting / (number.astype(state.mean.dtype) + forgetting)
-        new = jnp.moveaxis(state.block, 1, 0)  # (2, block_size, num_chains, d)
-        mean = state.mean + weight * (jnp.mean(new, axis=1) - state.mean)
-        new = (new - mean[:, None]).reshape(2, -1, mean.shape[2])
-        new = new.at[1].set(_above_rounding(new[1], mean[1]))
+        mean = state.mean + weight * (jnp.mean(state.block, axis=1) - state.mean)
+        draws, scores = (part - of[None] for part, of in zip(state.block, mean, strict=True))
+        new = [part.reshape(-1, mean.shape[2]) for part in (draws, _above_rounding(scores, mean[1]))]
 
-        folded = _fold(new)
+        folded = [_fold(part) for part in new]
         # the first maps differ too much for what is measured along one to hold for the next
         corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, folded) - state.corrections))
-        variances = jnp.where(number == 0, jnp.mean(new**2, axis=1), state.variances)
+        variances = jnp.where(number == 0, _mean_squares(new), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
-        units = _units(scales)
-        rows = jnp.concatenate([jnp.sqrt(1 - weight) * state.pairs, jnp.sqrt(weight) * folded], axis=1)
-        pairs, directions = _lead(rows, units, state.pairs.shape[1])
-        preconditioner = LowRank(scales, *_balance(rows * units, directions))
+        rows = [
+            jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * part])
+            for old, part in zip(state.pairs, folded, strict=True)
+        ]
+        scaled = _in_units(scales, rows)
+        combinations, directions = _lead(scaled, state.pairs.shape[1])
+        pairs = jnp.stack([dot(combinations, part) for part in rows])
+        preconditioner = LowRank(scales, *_balance(scaled, directions))
 
-        whitened = _whiten(_corrected(preconditioner, corrections), new * units)
-        of_block = jnp.mean(whitened**2, axis=1) / units[:, 0] ** 2
+        whitened = _whiten(_corrected(preconditioner, corrections), _in_units(scales, new))
+        of_block = _mean_squares(whitened) * jnp.stack([scales**2, scales**-2])
         variances = variances + jnp.maximum(weight, _moved(variances, of_block)) * (of_block - variances)
-        learnt = state._replace(
-            mean=mean, variances=variances, pairs=pairs, preconditioner=preconditioner, corrections=corrections
-        )
+        learnt = mean, variances, pairs, preconditioner, corrections
         is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
         varies = jnp.any(new[1] != 0)  # scores that do not have a mean, and nothing else to learn from
-        old = state._replace(mean=jnp.where(varies, state.mean, mean))
-        return jax.tree.map(lambda new, old: jnp.where(is_good & varies, new, old), learnt, old)
+        old = jnp.where(varies, state.mean, mean), *state[3:]
+        return TwoEndedState(
+            state.count, state.block, *jax.tree.map(lambda new, old: jnp.where(is_good & varies, new, old), learnt, old)
+        )
 
     def preconditioner_fn(state):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
@@ -145,14 +148,18 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
 
 
-def _units(scales):
-    """Factors (2, 1, d) that take draws and scores to the units of the scales."""
-    return jnp.stack([1 / scales, scales])[:, None]
+# Draws and scores are two arrays (n, d) below: slices and stacks of one take as long as the products.
 
 
-def _along(directions, scaled):
-    """Components (2, num, n) along the directions (num, d) of draws and scores (2, n, d)."""
-    return jnp.stack([project(directions, part) for part in scaled])
+def _in_units(scales, rows):
+    """Draws and scores in the units of the scales."""
+    draws, scores = rows
+    return draws / scales[None], scores * scales[None]
+
+
+def _mean_squares(rows):
+    """Of each coordinate, (2, d)."""
+    return jnp.stack([mean_of_rows(part**2) for part in rows])
 
 
 def _corrected(preconditioner, corrections):
@@ -160,17 +167,17 @@ def _corrected(preconditioner, corrections):
 
 
 def _amiss(state, folded):
-    """log(eigenvalue / that in the map), (rank,), by draws and scores (2, n, d) that the map has not learnt from."""
+    """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from."""
     scales, eigenvectors, eigenvalues = state.preconditioner
-    draws, scores = jnp.sum(_along(eigenvectors, folded * _units(scales)) ** 2, axis=2)
+    draws, scores = (jnp.sum(project(eigenvectors, part) ** 2, axis=1) for part in _in_units(scales, folded))
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
     return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)
 
 
 def _above_rounding(scores, mean):
-    """Centred scores (n, d) without the rounding of scores that do not vary: they say nothing of a scale."""
-    noise = 8 * jnp.finfo(mean.dtype).eps * jnp.max(jnp.abs(mean), axis=0)
+    """Centred scores (n, num_chains, d) without the rounding of scores that do not vary."""
+    noise = 8 * jnp.finfo(mean.dtype).eps * jnp.abs(mean)[None]
     return jnp.where(jnp.abs(scores) > noise, scores, 0)
 
 
@@ -193,34 +200,33 @@ def _moved(old, new):
 
 
 def _fold(rows):
-    """Rows (2, n, d) whose Gram matrix estimates that of the given rows over their number."""
-    num = rows.shape[1]
+    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d) over their number."""
+    num = rows.shape[0]
     group = -(-num // _MOST_ROWS)
-    padded = jnp.pad(rows, ((0, 0), (0, -num % group), (0, 0)))  # draws of a group are about independent
-    return jnp.sum(padded.reshape(2, -1, group, rows.shape[2]), axis=2) * num**-0.5
+    padded = jnp.pad(rows, ((0, -num % group), (0, 0)))  # draws of a group are about independent
+    return jnp.sum(padded.reshape(-1, group, rows.shape[1]), axis=1) * num**-0.5
 
 
-def _lead(rows, units, num):
-    """The `num` combinations of rows (2, n, d) with the largest gap, (2, num, d), and its orthonormal directions.
+def _lead(scaled, num):
+    """The `num` combinations (num, n) of rows with the largest gap, and its orthonormal directions (num, d).
 
     A direction without energy is a row of zeros.
     """
-    draws, scores = rows * units
-    gap = draws + scores  # a sum over an axis of length 2 takes 40 times as long on a CPU
+    gap = sum(scaled)
     energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
     energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
     has_energy = energies > _NEGLIGIBLE * energies[0]
     lengths = jnp.sqrt(jnp.where(has_energy, energies, 1))
     directions = jnp.where(has_energy[:, None], dot(combinations, gap) / lengths[:, None], 0)
     gram = dot(directions, directions.T) + jnp.diag(1 - has_energy.astype(gap.dtype))
-    return dot(combinations, rows), dot(inverse_cholesky(gram), directions)
+    return combinations, dot(inverse_cholesky(gram), directions)
 
 
 def _balance(scaled, directions):
     """Eigenvectors in the span of the directions, and eigenvalues, of the geometric mean of both covariances."""
-    along = _along(directions, scaled)
-    level = jnp.sqrt(jnp.prod(jnp.sum(scaled**2, axis=(1, 2)) / scaled.shape[2]))
-    prior = _PRIOR * level * jnp.eye(len(directions), dtype=scaled.dtype)
+    draws, scores = (jnp.mean(jnp.sum(part**2, axis=0)) for part in scaled)
+    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(directions), dtype=directions.dtype)
+    along = [project(directions, part) for part in scaled]
     of_draws, of_scores = (dot(part, part.T) + prior for part in along)
     root, inverse_root = _roots(of_scores)
     middle, _ = _roots(dot(dot(root, of_draws), root))
@@ -236,11 +242,12 @@ def _roots(matrix):
 
 
 def _whiten(preconditioner, scaled):
-    """Draws and scores (2, n, d), both in units of the scales, without the low-rank part of the map."""
+    """Draws and scores, both in units of the scales, without the low-rank part of the map."""
     _, eigenvectors, eigenvalues = preconditioner
     root = jnp.sqrt(eigenvalues)[:, None]
 
     def stretch(rows, factors):
         return rows + dot((factors * project(eigenvectors, rows)).T, eigenvectors)
 
-    return jnp.stack([stretch(scaled[0], 1 / root - 1), stretch(scaled[1], root - 1)])
+    draws, scores = scaled
+    return stretch(draws, 1 / root - 1), stretch(scores, root - 1)
