@@ -111,7 +111,7 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[st
     found, limit = [], _SMALLEST_ESS * num_chains
     infinite = np.argwhere(~np.isfinite(draws))
     if len(infinite):
-        found.append(f"{len(infinite)} numbers are not finite, the first of them of {label(int(infinite[0, 2]))}.")
+        found.append(f"numbers that are not finite: {len(infinite)}, the first of {label(int(infinite[0, 2]))}.")
     stuck = np.flatnonzero(_is_stuck(draws).reshape(2, num_chains, -1).any(axis=(0, 2)))
     if stuck.size:
         found.append(f"chains {stuck.tolist()} did not move in half of their draws or more.")

@@ -129,7 +129,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         variances = variances + jnp.maximum(weight, _moved(variances, of_block)) * (of_block - variances)
         learnt = mean, variances, pairs, preconditioner, corrections
         is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
-        varies = jnp.any(new[1] != 0)  # scores that do not have a mean, and nothing else to learn from
+        varies = jnp.any(new[1] != 0)  # scores that do not vary have a mean, and nothing else to learn from
         old = jnp.where(varies, state.mean, mean), *state[3:]
         return TwoEndedState(
             state.count, state.block, *jax.tree.map(lambda new, old: jnp.where(is_good & varies, new, old), learnt, old)

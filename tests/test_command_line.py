@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,21 @@ def test_samples_a_users_model(tmp_path, capsys, suffix):
 
         draws = {name: values.values for name, values in arviz.from_netcdf(output).posterior.data_vars.items()}
     assert {name: values.shape for name, values in draws.items()} == {"location": (2, 30), "effects": (2, 30, 2, 2)}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_netcdf_refuses_is_saved_in_its_place(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("arviz")
+
+    class Refused:
+        def to_netcdf(self, path):
+            Path(path).write_text("in part")
+            raise OSError("no such name")
+
+    monkeypatch.setattr(hm, "to_arviz", lambda *args, **kwargs: Refused())
+    assert command_line.main(["sample", write(tmp_path, MODEL), *SMALL]) == 0
+    assert "no such name" in capsys.readouterr().err
+    assert (tmp_path / "model.npz").exists() and not (tmp_path / "model.nc").exists()
 
 
 @pytest.mark.filterwarnings("ignore")

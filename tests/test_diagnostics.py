@@ -108,7 +108,7 @@ def test_each_warning_alone():
     assert "bulk ESS" in few and "tail ESS" in few and "distance from the medians" in few
     with_infinity = draws.copy()
     with_infinity[0, 5, 1] = np.inf
-    assert summarise(with_infinity)["warnings"] == ["1 numbers are not finite, the first of them of parameter 1."]
+    assert summarise(with_infinity)["warnings"] == ["numbers that are not finite: 1, the first of parameter 1."]
     (text,) = summarise(draws, np.array([0.5, 0.6, 0.1, 0.5]))["warnings"]
     assert "chains [2] accepted" in text
     one_heavy = np.concatenate([draws, independent_draws(1, "standard_t", (4, 1000, 1), df=2)], axis=2)
