@@ -77,11 +77,12 @@ def fixed(preconditioner) -> Scheme:
 
 
 class MomentsState(NamedTuple):
-    """count (): updates made. mean (d,). second (d,) or (d, d): variances or covariance."""
+    """count (): updates made. mean (d,). second (d,) or (d, d): variances or covariance. weight (): of its start."""
 
     count: Array
     mean: Array
     second: Array
+    weight: Array
 
 
 def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
@@ -89,7 +90,7 @@ def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
     return _moments(
         start=jnp.ones_like,
         increment=lambda centred: mean_of_rows(centred**2),
-        preconditioner=lambda variances: Diagonal(jnp.sqrt(variances)),
+        preconditioner=lambda variances, weight: Diagonal(jnp.sqrt(_without_start(variances, weight))),
         gains=gains,
     )
 
@@ -101,9 +102,11 @@ def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
     near rounding size, relative to the trace.
     """
 
-    def preconditioner(covariance):
-        jitter = 4 * jnp.finfo(covariance.dtype).eps * jnp.trace(covariance)
-        return Dense(jnp.linalg.cholesky(covariance + jitter * jnp.eye(covariance.shape[0], dtype=covariance.dtype)))
+    def preconditioner(covariance, weight):
+        diagonal = jnp.diagonal(covariance)
+        without_start = _without_start(diagonal, weight)
+        jitter = 4 * jnp.finfo(covariance.dtype).eps * jnp.sum(without_start)
+        return Dense(jnp.linalg.cholesky(covariance + jnp.diag(without_start - diagonal + jitter)))
 
     return _moments(
         start=lambda mean: jnp.eye(mean.shape[0], dtype=mean.dtype),
@@ -130,14 +133,15 @@ class EigenState(NamedTuple):
 
     count (): updates made. mean (d,). basis: what the map in use is built on, `CompactReflections` (free tail) or
     eigenvectors (rank, d). variances: along the columns of Q (d,) (free tail), or along the eigenvectors and then, with
-    an isotropic tail, the mean residual variance. oja: optax state. ahead: what Oja's rule has learnt beyond the map,
-    if the map averages it or is not refreshed at every step; else None.
+    an isotropic tail, the mean residual variance. weight (): of their start. oja: optax state. ahead: what Oja's rule
+    has learnt beyond the map, if the map averages it or is not refreshed at every step; else None.
     """
 
     count: Array
     mean: Array
     basis: reflections.CompactReflections | Array
     variances: Array
+    weight: Array
     oja: optax.OptState
     ahead: Ahead | None
 
@@ -209,13 +213,14 @@ def eigen(
             mean=mean,
             basis=build(eigenvectors),
             variances=jnp.ones(num_scales(rank, dim), mean.dtype),
+            weight=jnp.ones((), mean.dtype),
             oja=optimiser.init(eigenvectors),
             ahead=None if map_is_latest else Ahead(eigenvectors, jnp.ones(rank, mean.dtype), average),
         )
 
     def update_fn(state, positions, scores=None):
         del scores
-        count, mean, basis, variances, oja, ahead = state
+        count, mean, basis, variances, weight, oja, ahead = state
         gain = jnp.asarray(gains.moments(count), mean.dtype)
         mean = mean + gain * (mean_of_rows(positions) - mean)
         centred = _centred(positions, mean)
@@ -225,7 +230,7 @@ def eigen(
         eigenvectors, learnt, average = ahead
         projections = project(eigenvectors, centred)
         if gains.relative:
-            increment = online_pca.relative_increment(projections, learnt)
+            increment = online_pca.relative_increment(projections, _without_start(learnt, weight))
         else:
             increment = online_pca.oja_increment(projections)
         is_due = (count + 1) % orthonormalize_every == 0
@@ -244,12 +249,15 @@ def eigen(
             basis = only_if(is_due, lambda _: build(settled(ahead)), basis)
             projections = project(eigenvectors_of(basis), centred)
         variances = variances + gain * (measure(basis, projections, centred) - variances)
-        return EigenState(optax.safe_increment(count), mean, basis, variances, oja, ahead)
+        return EigenState(optax.safe_increment(count), mean, basis, variances, weight * (1 - gain), oja, ahead)
 
     def settled(ahead):
         return ahead.eigenvectors if ahead.average is None else online_pca.orthonormalize(ahead.average)
 
-    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.basis, state.variances), gains)
+    def preconditioner_fn(state):
+        return preconditioner(state.basis, _without_start(state.variances, state.weight))
+
+    return Scheme(init_fn, update_fn, preconditioner_fn, gains)
 
 
 def eigen_identity(
@@ -326,16 +334,25 @@ def _moments(start, increment, preconditioner, gains):
 
     def init_fn(positions):
         mean = mean_of_rows(positions)
-        return MomentsState(jnp.zeros((), jnp.int32), mean, start(mean))
+        return MomentsState(jnp.zeros((), jnp.int32), mean, start(mean), jnp.ones((), mean.dtype))
 
     def update_fn(state, positions, scores=None):
         del scores
         gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
         mean = state.mean + gain * (mean_of_rows(positions) - state.mean)
         second = state.second + gain * (increment(_centred(positions, mean)) - state.second)
-        return MomentsState(optax.safe_increment(state.count), mean, second)
+        return MomentsState(optax.safe_increment(state.count), mean, second, state.weight * (1 - gain))
 
-    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.second), gains)
+    return Scheme(init_fn, update_fn, lambda state: preconditioner(state.second, state.weight), gains)
+
+
+def _without_start(variances, weight):
+    """Running variances that began at 1, without what that start, of this weight, has left in them.
+
+    Above a weight of 1 / 100 it stands for what is not learnt yet and is kept, far below it goes but for its rounding.
+    """
+    left = weight * jnp.minimum(100 * weight, 1)
+    return jnp.maximum(variances - (weight - left), 100 * jnp.finfo(variances.dtype).eps * weight)
 
 
 def _centred(positions, mean):

@@ -1,5 +1,7 @@
 """Our metric against BlackJAX's own: function by function, and the same draws of their kernels on the same keys."""
 
+from typing import NamedTuple
+
 import blackjax
 import jax
 import jax.numpy as jnp
@@ -144,8 +146,9 @@ def test_positions_are_pytrees_and_maps_without_inverse_are_refused():
     momentum = metric.sample_momentum(jax.random.key(0), position)
     assert jax.tree.map(jnp.shape, momentum) == {"a": (), "b": (2,)}
 
-    class ForwardOnly:
+    class ForwardOnly(NamedTuple):
+        scale: jax.Array
         apply = apply_transpose = to_dense = lambda self: None
 
     with pytest.raises(TypeError, match="ForwardOnly has no solve"):
-        hm.to_metric(ForwardOnly())
+        hm.to_metric(ForwardOnly(jnp.ones(())))

@@ -163,6 +163,18 @@ def test_learner_is_equivariant_under_rescaling(gains):
     np.testing.assert_allclose(1024**2 * small.variances, large.variances, rtol=1e-3)
 
 
+def test_small_and_large_posteriors_are_learnt_alike(scheme):
+    """The variances in the map after 2000 updates, in float32, though they begin at 1."""
+    draws = jax.random.normal(jax.random.key(0), (2000, 4, 6)) * jnp.linspace(3, 1, 6)
+
+    def variances(scale):
+        root = np.asarray(scheme.preconditioner(learn(scheme, scale * draws)).to_dense(), float) / scale
+        return np.diag(root @ root.T)
+
+    for scale in (2.0**-23, 2.0**23):
+        np.testing.assert_allclose(variances(scale), variances(1.0), rtol=0.1)
+
+
 def test_far_mean_and_unequal_scales_in_float32():
     """Standard deviations 1 and 1e7, mean 1e5: variances within 30% after 4000 independent draws of 4 chains."""
     scales, mean = jnp.array([1e7, 1.0, 1.0, 1.0]), jnp.array([0.0, 1e5, 0.0, 0.0])

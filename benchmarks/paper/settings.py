@@ -80,7 +80,8 @@ def authors_logistic(rank: int) -> dict[str, Learner]:
 
     def from_covariance(target, fitted):
         design = target.design
-        return starting_with(dense, second=jnp.linalg.inv(design.T @ design / design.shape[0]))
+        covariance = jnp.linalg.inv(design.T @ design / design.shape[0])
+        return starting_with(dense, second=covariance, weight=jnp.zeros((), covariance.dtype))
 
     return {
         "none": Learner(always(hm.none()), 0, decay),
@@ -119,7 +120,7 @@ def with_wrapped_mean(scheme: hm.Scheme, increment: Callable, gains: hm.Gains) -
         gain = gains.moments(state.count)
         mean = jnp.mod(state.mean + gain * (jnp.mean(positions, axis=0) - state.mean), 2 * jnp.pi)
         second = state.second + gain * (increment(positions - mean) - state.second)
-        return MomentsState(optax.safe_increment(state.count), mean, second)
+        return MomentsState(optax.safe_increment(state.count), mean, second, state.weight * (1 - gain))
 
     return scheme._replace(update=update_fn)
 
