@@ -53,8 +53,7 @@ def require_finite(state: NamedTuple) -> None:
     if not is_good.all():
         where = f" of chains {np.flatnonzero(~is_good).tolist()}" if jnp.ndim(state.logdensity) else ""
         values = np.atleast_1d(np.asarray(state.logdensity))[~is_good]
-        x = jax.tree.map(np.asarray, jax.tree.leaves(state.position))
-        is_gradient = all(np.isfinite(leaf).all() for leaf in x)
+        is_gradient = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.position))
         what = "log-density" if not np.isfinite(values).all() else "gradient" if is_gradient else "position"
         raise ValueError(
             f"position, log-density and its gradient must be finite at the start{where}: "
