@@ -96,7 +96,7 @@ def measure(case: Case) -> tuple[float, float, int]:
     step, carry, constants = case.make()
     num_steps, many = case.calls_make, step
     if num_steps is None:
-        num_steps = int(np.clip(_MOVED / case.words, 10, 1000))
+        num_steps = int(np.clip(_MOVED / case.words, 30, 1000))  # the first of them touches new memory
 
         def many(carry, constants):
             return jax.lax.scan(lambda carry, _: (step(carry, constants), None), carry, length=num_steps)[0]

@@ -206,6 +206,39 @@ def test_finds_a_small_scale_from_a_large_start(x64):
     assert jax.jit(lambda p: p.kl_divergence(target))(run(start, jax.random.key(0))) < 1e-6
 
 
+@pytest.mark.parametrize("sd, offset", [(1e-3, 3.0), (1e-4, 3.0), (1e-4, 0.0)])
+def test_a_mean_that_is_far_away_does_not_shrink_the_gaussian(sd, offset, dtype):
+    """In a direction of standard deviation `sd`, for a start of size 1; lambda = 10 collapses there."""
+    target = Gaussian(jnp.full(5, offset, dtype), jnp.ones(5, dtype).at[2].set(sd**2), jnp.zeros((2, 5), dtype))
+    start = Gaussian.start(jnp.zeros(5, dtype), 2)
+
+    def divergence(optimiser):
+        fitted, _ = hm.variational.fit(optimiser, target.log_density, start, jax.random.key(0), 50)
+        return fitted.kl_divergence(target)
+
+    assert divergence(hm.variational.pbam()) < 1e-2
+    if offset:
+        assert divergence(hm.variational.pbam(10.0)) > 1e4
+
+
+def test_noise_does_not_raise_the_default_lambda(x64):
+    """Late in a fit an update is small: of 20 batches in 1000 dimensions none has a mean score that counts.
+
+    One batch in 1e4 would by chance, if scores are Gaussian.
+    """
+    params = Gaussian(jnp.zeros(1000), jnp.full(1000, 1.44), 0.1 * jnp.eye(RANK, 1000))
+    optimiser = hm.variational.pbam()
+
+    @jax.jit
+    def change(key):
+        samples = params.sample(key, 32)
+        state = hm.variational.PBaMState(jnp.asarray(10**6, jnp.int32))
+        updates, _ = optimiser.update(params, state, params, samples=samples, scores=-samples)
+        return jnp.max(jnp.abs(updates.diagonal))
+
+    assert max(change(key) for key in jax.random.split(jax.random.key(0), 20)) < 1e-2
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_samples_with_a_bad_score_are_dropped(bad):
     params = gaussian()

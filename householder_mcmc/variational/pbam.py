@@ -2,9 +2,11 @@
 
 Sources: Cai, Modi, Pillaud-Vivien, Margossian, Gower, Blei & Saul (2024), "Batch and match: black-box variational
 inference with a score-based divergence", the update of mean and covariance; Modi, Cai & Saul (2025), "Batch, match, and
-patch: low-rank approximations for score-based variational inference", the patch. Differs: the patch does not start from
-the current factor but from the best one for the current diagonal, which is known in closed form here; it then needs a
-step or two of EM, and the fit is nearer after as many updates.
+patch: low-rank approximations for score-based variational inference", the patch. Differs in two points. The patch does
+not start from the current factor but from the best one for the current diagonal, which is known in closed form here; it
+then needs a step or two of EM, and the fit is nearer after as many updates. And lambda, unless given, is raised where
+the mean is far away: an update takes the square of the mean score for curvature, and where lambda times the variance of
+the scores does not exceed it the Gaussian shrinks before it has moved. From there it gains about lambda nats an update.
 """
 
 from typing import NamedTuple
@@ -24,6 +26,8 @@ __all__ = ["PBaMState", "pbam", "batch_and_match", "patch"]
 
 
 _RELAXATION = 1.2
+_SAFETY = 10.0  # lambda over (mean score)^2 / variance of the scores
+_NOISE = 30.0  # log-likelihood ratio, times two, of a mean score that is noise in one of up to a million coordinates
 
 
 class PBaMState(NamedTuple):
@@ -33,7 +37,7 @@ class PBaMState(NamedTuple):
 
 
 def pbam(
-    regularisation: optax.ScalarOrSchedule = 10.0, max_patch_steps: int = 100, patch_tolerance: float = 1e-5
+    regularisation: optax.ScalarOrSchedule | None = None, max_patch_steps: int = 100, patch_tolerance: float = 1e-5
 ) -> optax.GradientTransformationExtraArgs:
     """Patched batch and match, for parameters `LowRankGaussian`.
 
@@ -46,7 +50,8 @@ def pbam(
     ----------
     regularisation
         lambda, the inverse of the weight of the current Gaussian; a float or a schedule (count of updates made ->
-        float). A constant fits Gaussian targets exactly; elsewhere the fit fluctuates unless it decays.
+        float). By default 100 / (1 + count), and more while the mean is far from that of the target. Unless it decays
+        the fit to a target that is no Gaussian fluctuates.
     max_patch_steps
         Most EM steps in an update.
     patch_tolerance
@@ -57,7 +62,7 @@ def pbam(
     ValueError
         On options out of range; at `init` as `check`; at `update` on other shapes, or a batch below 2.
     """
-    if not callable(regularisation) and not regularisation > 0:
+    if regularisation is not None and not callable(regularisation) and not regularisation > 0:
         raise ValueError(f"regularisation must be positive, got {regularisation}.")
     if max_patch_steps < 1:
         raise ValueError(f"max_patch_steps must be at least 1, got {max_patch_steps}.")
@@ -73,7 +78,10 @@ def pbam(
         _check_family(params)
         flat, unravel = ravel_mean(params)
         batch = clean(samples, scores, flat.mean)
-        strength = regularisation(state.count) if callable(regularisation) else regularisation
+        if regularisation is None:
+            strength = jnp.maximum(100 / (1 + state.count.astype(flat.mean.dtype)), _least(batch))
+        else:
+            strength = regularisation(state.count) if callable(regularisation) else regularisation
         mean, covariance = batch_and_match(flat, batch, jnp.asarray(strength, flat.mean.dtype))
         diagonal, factor, _ = patch(covariance, flat.factor.shape[0], max_patch_steps, patch_tolerance)
         new = LowRankGaussian(mean, diagonal, _align(factor, flat.factor))
@@ -159,6 +167,18 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
     start = diagonal, factor, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
     diagonal, factor, _, num_steps = lax.while_loop(goes_on, step, start)
     return diagonal * covariance.scales**2, factor * covariance.scales[None], num_steps
+
+
+def _least(batch: Batch) -> Array:
+    """The least lambda, (), with which no mean score is taken for curvature; 0 where all may be noise."""
+    _, scores, weights = batch
+    size = jnp.max(jnp.abs(scores), axis=0)
+    scores = scores / jnp.where(size > 0, size, 1)[None]  # squares of raw scores may overflow
+    mean = dot(weights, scores)
+    variances = dot(weights, (scores - mean[None]) ** 2)
+    ratio = jnp.max(jnp.where(variances > 0, mean**2 / jnp.where(variances > 0, variances, 1), 0))
+    noise = jnp.exp(_NOISE * jnp.sum(weights**2))  # of 1 + ratio; the sum is 1 / number of samples
+    return _SAFETY * jnp.maximum((1 + ratio) / noise - 1, 0)
 
 
 def _whitened_product(covariance, rows):
