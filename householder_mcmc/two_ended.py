@@ -113,19 +113,17 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         folded = [_fold(part) for part in new]
         # the first maps differ too much for what is measured along one to hold for the next
         corrections = jnp.where(number < 2, 0, state.corrections + weight * (_amiss(state, folded) - state.corrections))
-        variances = jnp.where(number == 0, _mean_squares(new), state.variances)
+        variances = only_if(number == 0, lambda _: _mean_squares(new), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
-        rows = [
-            jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * part])
-            for old, part in zip(state.pairs, folded, strict=True)
+        scaled = [
+            jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * part]) * units[None]
+            for old, part, units in zip(state.pairs, folded, (1 / scales, scales), strict=True)
         ]
-        scaled = _in_units(scales, rows)
         combinations, directions = _lead(scaled, state.pairs.shape[1])
-        pairs = jnp.stack([dot(combinations, part) for part in rows])
+        pairs = jnp.stack([dot(combinations, part) for part in scaled]) * jnp.stack([scales, 1 / scales])[:, None]
         preconditioner = LowRank(scales, *_balance(scaled, directions))
 
-        whitened = _whiten(_corrected(preconditioner, corrections), _in_units(scales, new))
-        of_block = _mean_squares(whitened) * jnp.stack([scales**2, scales**-2])
+        of_block = _mean_squares(_whiten(_corrected(preconditioner, corrections), new))
         variances = variances + jnp.maximum(weight, _moved(variances, of_block)) * (of_block - variances)
         learnt = mean, variances, pairs, preconditioner, corrections
         is_good = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)]))
@@ -151,12 +149,6 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 # Draws and scores are two arrays (n, d) below: slices and stacks of one take as long as the products.
 
 
-def _in_units(scales, rows):
-    """Draws and scores in the units of the scales."""
-    draws, scores = rows
-    return draws / scales[None], scores * scales[None]
-
-
 def _mean_squares(rows):
     """Of each coordinate, (2, d)."""
     return jnp.stack([mean_of_rows(part**2) for part in rows])
@@ -168,8 +160,8 @@ def _corrected(preconditioner, corrections):
 
 def _amiss(state, folded):
     """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from."""
-    scales, eigenvectors, eigenvalues = state.preconditioner
-    draws, scores = (jnp.sum(project(eigenvectors, part) ** 2, axis=1) for part in _in_units(scales, folded))
+    eigenvalues, rows = state.preconditioner.eigenvalues, zip(_both(state.preconditioner), folded, strict=True)
+    draws, scores = (jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in rows)
     is_known = (draws > 0) & (scores > 0)
     log_ratio = jnp.log(jnp.where(is_known, draws, 1)) - jnp.log(jnp.where(is_known, scores, 1))
     return jnp.where(is_known, log_ratio / 2 - jnp.log(eigenvalues), 0)
@@ -241,13 +233,19 @@ def _roots(matrix):
     return dot(eigenvectors * roots[None], eigenvectors.T), dot(eigenvectors / roots[None], eigenvectors.T)
 
 
-def _whiten(preconditioner, scaled):
-    """Draws and scores, both in units of the scales, without the low-rank part of the map."""
-    _, eigenvectors, eigenvalues = preconditioner
-    root = jnp.sqrt(eigenvalues)[:, None]
+def _whiten(preconditioner, rows):
+    """Draws and scores without the low-rank part of the map, in the target's own units."""
+    for_draws, for_scores = _both(preconditioner)
+    root = jnp.sqrt(preconditioner.eigenvalues)[:, None]
 
-    def stretch(rows, factors):
-        return rows + dot((factors * project(eigenvectors, rows)).T, eigenvectors)
+    def stretch(rows, factors, there, back):
+        return rows + dot((factors * project(there, rows)).T, back)
 
-    draws, scores = scaled
-    return stretch(draws, 1 / root - 1), stretch(scores, root - 1)
+    draws, scores = rows
+    return stretch(draws, 1 / root - 1, for_draws, for_scores), stretch(scores, root - 1, for_scores, for_draws)
+
+
+def _both(preconditioner):
+    """The eigenvectors, (rank, d), for draws and for scores in the target's own units: both take the scales in."""
+    scales, eigenvectors, _ = preconditioner
+    return eigenvectors / scales[None], eigenvectors * scales[None]
