@@ -161,9 +161,21 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         reference=reference,
         label=partial(results.label, jax.tree.map(lambda leaf: leaf[0], positions)),
     )
+    summary["warnings"] += _trouble(info, int(warmup_info.num_learnt), arguments.warmup)
     if name == "two_ended":
         summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
     return (states, info, step_size), summary, report.spectrum(preconditioner) if arguments.plot else None
+
+
+def _trouble(info, num_learnt, num_warmup):
+    """What speaks against the draws that they do not show themselves."""
+    found = []
+    if 3 * num_learnt < num_warmup:
+        found.append(f"chains arrived late: the map is that of {num_learnt} of {num_warmup} steps. Lengthen --warmup.")
+    num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
+    if num_divergent:
+        found.append(f"{num_divergent} trajectories diverged: the posterior has places too narrow for their steps.")
+    return found
 
 
 def _report(title, arguments, summaries, spectra):

@@ -25,6 +25,7 @@ from householder_mcmc.preconditioners import as_preconditioner, cast_floats
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api"]
 
 _SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
+_DIVERGENCE_THRESHOLD = 1000  # that of BlackJAX
 
 
 class HMCInfo(NamedTuple):
@@ -34,12 +35,15 @@ class HMCInfo(NamedTuple):
     is_accepted (): whether it was accepted.
     is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite there;
     or at the state itself, which only a start can be.
+    is_divergent (): whether the energy grew by more than 1000 along the trajectory, or to what is not finite: the
+    target has narrow places that these steps are too long for, which the chain may never enter.
     num_integration_steps (): leapfrog steps, of one gradient each.
     """
 
     acceptance_rate: Array
     is_accepted: Array
     is_nonfinite: Array
+    is_divergent: Array
     num_integration_steps: Array
 
 
@@ -90,7 +94,8 @@ def build_kernel() -> Callable:
         _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
         log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
         state, choice = accept_or_reject(key_accept, log_ratio, state, end)
-        return state, HMCInfo(*choice, num_steps)
+        is_divergent = ~(log_ratio >= -_DIVERGENCE_THRESHOLD)
+        return state, HMCInfo(*choice, is_divergent, num_steps)
 
     return kernel
 

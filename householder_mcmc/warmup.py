@@ -1,6 +1,7 @@
 """Adapt, then freeze: a BlackJAX `AdaptationAlgorithm`."""
 
 import math
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +23,10 @@ __all__ = ["WarmupInfo", "warmup"]
 
 # Steps after a climb that end before the learner starts anew: by then the step size fits the map that it starts from.
 _PAUSE = 10
+
+# After so many steps a climb is slow, and the learner learns for so many after each pause, whether it goes on or not.
+_SLOW = 100
+_SPELL = 20
 
 # Of the last phase: steps on log sigma, and their average.
 _TUNE_GAIN = power_decay(0.6, offset=9.0)
@@ -54,12 +59,15 @@ class WarmupInfo(NamedTuple):
 
     acceptance_rate (num_chains,): mean over the last phase, in which the map was frozen; NaN if that has no step.
     num_nonfinite (num_chains,): non-finite proposals in the whole warm-up. num_gradients (num_chains,): of the
-    log-density, beyond that of the start. history: what `keep` returned at each learning step, stacked.
+    log-density, beyond that of the start. num_learnt (): learning steps since the learner last started anew, of nine
+    tenths of the warm-up: if few, chains were on their way from a far start until shortly before its end, and it should
+    be longer. history: what `keep` returned at each learning step, stacked.
     """
 
     acceptance_rate: Array
     num_nonfinite: Array
     num_gradients: Array
+    num_learnt: Array
     history: ArrayTree
 
 
@@ -83,7 +91,8 @@ def warmup(
     size. Before that the learner starts anew whenever the log-density of a chain has risen as it does on the way from a
     far start, and hardly from one draw to another: by more than d + 10, or, in the first half, where starting anew
     costs little, min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities differ by d^(1/2), in standard
-    deviation.)
+    deviation.) After 100 steps it does so at every 30th at most, and learns in between: a map of a long way up makes it
+    short.
 
     Parameters
     ----------
@@ -106,6 +115,8 @@ def warmup(
 
     Raises
     ------
+    TypeError
+        At `run`, if `num_steps` is no integer.
     ValueError
         On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps` and what `adaptive_mala`
         refuses.
@@ -129,21 +140,22 @@ def warmup(
         state, growth, level, pause, num_nonfinite, num_gradients, count = carry
         kernel = adaptive.build_kernel(scheme, _learner(growth), learning_target, _learning_gain)
         state, info = kernel(jax.random.fold_in(key, count), state, logdensity_fn)
-        state, level, pause = start_anew_after_a_climb(state, level, pause, 2 * count < num_steps)
+        state, level, pause = start_anew_after_a_climb(state, level, pause, count, num_steps)
         growth = jnp.maximum(growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=growth.dtype), 0)
         growth = jnp.where(state.count == 0, 0, growth)
         num_nonfinite = num_nonfinite + info.is_nonfinite.astype(jnp.int32)
         num_gradients = num_gradients + info.num_gradients
         return (state, growth, level, pause, num_nonfinite, num_gradients, count + 1), keep(state, info)
 
-    def start_anew_after_a_climb(state, level, pause, is_early):
-        """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn."""
+    def start_anew_after_a_climb(state, level, pause, count, num_steps):
+        """level (num_chains,): log-densities where the learner last started. pause (): steps until it may learn, or,
+        negative, since it may."""
         x, _ = adaptive.good_draws(state.chains)
         logdensity = state.chains.logdensity
         rise, dim = logdensity - level, x.shape[1]
-        climb = 10 + jnp.where(is_early, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
-        has_climbed = jnp.any(jnp.isfinite(rise) & (rise > climb))
-        pause = jnp.where(has_climbed, _PAUSE, jnp.maximum(pause - 1, 0))
+        climb = 10 + jnp.where(2 * count < num_steps, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
+        has_climbed = jnp.any(jnp.isfinite(rise) & (rise > climb)) & ((count < _SLOW) | (pause <= -_SPELL))
+        pause = jnp.where(has_climbed, _PAUSE, pause - 1)
         is_start = pause > 0
         state = state._replace(
             scheme=only_if(is_start, lambda learnt: scheme.start_anew(learnt, x), state.scheme),
@@ -175,7 +187,7 @@ def warmup(
         carry, history = jax.lax.scan(
             lambda carry, _: learn(carry, key_learn, num_learning), carry, length=num_learning
         )
-        state, _, _, _, num_nonfinite, num_gradients, _ = carry
+        state, _, _, pause, num_nonfinite, num_gradients, _ = carry
 
         preconditioner = scheme.preconditioner(state.scheme)
         zeros = jnp.zeros_like(state.acceptance_rate)
@@ -190,10 +202,12 @@ def warmup(
 
         parameters = {"step_size": sampler.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
         acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
-        info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, history)
+        num_learnt = jnp.clip(-pause, 0, num_learning)
+        info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, num_learnt, history)
         return AdaptationResults(chains, parameters), info
 
     def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000):
+        num_steps = operator.index(num_steps)
         if num_steps < 0:
             raise ValueError(f"num_steps must not be negative, got {num_steps}.")
         state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)

@@ -114,6 +114,26 @@ def test_says_when_the_rank_is_used_up(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "logdensity, steps, said",
+    [
+        ("-0.5 * (x**2).sum()", 60, None),
+        ("-0.5 * ((1e4 * x)**2).sum()", 30, "arrived late: the map is that of "),
+        ("-0.5 * x[0]**2 - jnp.where(x[0] > 1, 1e8, 1.0) * (x[1] ** 2).sum()", 300, "trajectories diverged"),
+    ],
+    ids=["no trouble", "far start", "narrow place"],
+)
+def test_says_what_draws_do_not_show(tmp_path, capsys, logdensity, steps, said):
+    text = f"import jax.numpy as jnp\ndef logdensity(x):\n    return {logdensity}\ninitial_position = jnp.ones(3)\n"
+    options = ["--warmup", str(steps), "--draws", "100", "--output", str(tmp_path / "draws.npz")]
+    assert command_line.main(["sample", write(tmp_path, text), *options]) == 0
+    out = capsys.readouterr().out
+    for each in ("arrived late", "diverged"):
+        assert (each in out) == (said is not None and each in said)
+    assert said is None or said in out
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_demo_compares_schemes_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     results, picture = tmp_path / "results.json", tmp_path / "plot.png"

@@ -78,6 +78,27 @@ def test_draws_of_a_whitened_gaussian_are_nearly_independent():
     np.testing.assert_allclose(z.var(axis=(0, 1)), 1, atol=0.06)  # six standard errors
 
 
+@pytest.mark.parametrize("step_size, is_divergent", [(1e-4, False), (1.0, True)])
+def test_a_step_that_is_far_too_long_is_divergent(step_size, is_divergent):
+    """The energy of a leapfrog step of 1 grows by 1e6 where the standard deviation is 1e-3. It is finite."""
+
+    def logdensity(x):
+        return -0.5 * jnp.sum((1e3 * x) ** 2)
+
+    state = hm.hmc.init(jnp.full(3, 1e-3), logdensity)
+    _, info = hm.hmc.build_kernel()(jax.random.key(0), state, logdensity, step_size, jnp.ones(3))
+    assert info.is_divergent == is_divergent and not info.is_nonfinite
+
+
+def test_a_trajectory_that_is_not_finite_is_divergent():
+    def logdensity(x):
+        return jnp.where(jnp.all(x > 0), -jnp.sum(x), -jnp.inf)
+
+    state = hm.hmc.init(jnp.full(3, 1e-3), logdensity)
+    _, info = hm.hmc.build_kernel()(jax.random.key(0), state, logdensity, 1.0, jnp.ones(3))
+    assert info.is_divergent and info.is_nonfinite
+
+
 def test_has_blackjaxs_shape():
     assert type(hm.hmc) is type(blackjax.hmc)
     kernel, state = hm.hmc.build_kernel(), hm.hmc.init(jnp.zeros(2), skewed_logdensity)

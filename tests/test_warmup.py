@@ -75,6 +75,38 @@ def test_trajectories_grow_while_the_map_is_learnt():
     assert count[-1] > 300 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
 
 
+def test_far_starts_of_unscaled_coordinates(dtype):
+    """A logistic regression whose coefficients have sizes from 1e-3 to 1e3, from starts of size 1.
+
+    Chains start thousands of standard deviations away in some, and at nearly one point in others. Without learning on
+    the way the step size ends at 0.001.
+    """
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(150, 25)) / np.logspace(-3, 3, 25)
+    features[:, 1] += features[:, 0] * np.std(features[:, 1]) / np.std(features[:, 0])
+    labels = jnp.asarray(rng.random(150) < 0.5, dtype)
+    precision = jnp.asarray(np.logspace(3, -3, 25), dtype)
+    features = jnp.asarray(features, dtype)
+
+    def logdensity(x):
+        logits = jnp.matmul(features, x, precision="highest")
+        return jnp.sum(labels * logits - jnp.logaddexp(0, logits)) - jnp.sum((precision * x) ** 2) / 8
+
+    positions = jax.random.uniform(jax.random.key(1), (4, 25), dtype, -2, 2)
+    (state, parameters), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(2), positions, 1000)
+    assert parameters["step_size"] > 0.3
+    assert 450 < info.num_learnt < 900
+    assert jnp.ptp(state.logdensity) < 30
+
+
+def test_num_learnt_counts_from_the_last_start():
+    """A start in equilibrium is the only one; a warm-up that is too short ends on its way."""
+    run = jax.jit(hm.warmup(lambda x: -jnp.sum(x**2) / 2, hm.diagonal()).run, static_argnums=2)
+    near = jax.random.normal(jax.random.key(0), (4, 5))
+    assert run(jax.random.key(1), near, 100)[1].num_learnt == 90
+    assert run(jax.random.key(1), 1e4 * near, 30)[1].num_learnt < 10
+
+
 def test_unknown_sampler_or_impossible_target():
     for sampler, got in (("nuts", "'nuts'"), (hm.hmc, "GenerateSamplingAPI")):
         with pytest.raises(ValueError, match=f"sampler must be one of .'hmc', 'mala'., got {got}"):
@@ -196,6 +228,11 @@ def test_a_logdensity_of_fewer_bits(sampler):
     warmup = hm.warmup(lambda x: -jnp.sum(x.astype(jnp.bfloat16) ** 2), hm.diagonal(), NUM_CHAINS, sampler=sampler)
     (state, _), info = warmup.run(jax.random.key(0), starts(), 20)
     assert state.logdensity.dtype == jnp.bfloat16 and info.acceptance_rate.dtype == jnp.float32
+
+
+def test_a_number_of_steps_that_is_no_integer():
+    with pytest.raises(TypeError, match="float"):
+        hm.warmup(lambda x: -jnp.sum(x**2), hm.diagonal()).run(jax.random.key(0), jnp.zeros((4, 2)), 1e3)
 
 
 def test_negative_number_of_steps():
