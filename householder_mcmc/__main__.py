@@ -174,7 +174,7 @@ def _trouble(info, num_learnt, num_warmup):
         found.append(f"chains arrived late: the map is that of {num_learnt} of {num_warmup} steps. Lengthen --warmup.")
     num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
     if num_divergent:
-        found.append(f"{num_divergent} trajectories diverged: the posterior has places too narrow for their steps.")
+        found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
     return found
 
 

@@ -202,7 +202,7 @@ def warmup(
 
         parameters = {"step_size": sampler.step_size(jnp.exp(log_sigma)), "inverse_mass_matrix": preconditioner}
         acceptance_rate = total_rate / num_final if num_final else jnp.full_like(zeros, jnp.nan)
-        num_learnt = jnp.clip(-pause, 0, num_learning)
+        num_learnt = jnp.maximum(-pause, 0)
         info = WarmupInfo(acceptance_rate, num_nonfinite, num_gradients, num_learnt, history)
         return AdaptationResults(chains, parameters), info
 

@@ -38,11 +38,12 @@ def test_the_compact_form(platform):
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(50), atol=1e-5)
 
 
+@pytest.mark.parametrize("num", [2, 70])
 @pytest.mark.parametrize("dim", [7, 17_000, 17_001])
-def test_project(dim, platform):
-    """Chunks of 1000 divide 17,000 and nothing divides 17,001."""
+def test_project(dim, num, platform):
+    """Chunks of 1000 divide 17,000 and nothing divides 17,001; 70 vectors of that length fit no cache."""
     rng = np.random.default_rng(0)
-    rows, x = (rng.normal(size=(num, dim)).astype(np.float32) for num in (3, 2))
+    rows, x = (rng.normal(size=(n, dim)).astype(np.float32) for n in (3, num))
     expected = rows.astype(float) @ x.T
     np.testing.assert_allclose(project(rows, jnp.asarray(x)), expected, atol=1e-3)
     np.testing.assert_allclose(jax.vmap(lambda x: project(rows, x))(jnp.asarray(x)).T, expected, atol=1e-3)

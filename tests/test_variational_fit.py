@@ -192,7 +192,8 @@ def test_vi_algorithm_refuses_a_batch_of_one_and_a_rank_above_d():
 
 
 @pytest.mark.slow
-def test_german_credit_posterior(german_credit):
+@pytest.mark.parametrize("optimiser", [pbam(), pbam(lambda count: 100 / (1 + count))], ids=["default", "schedule"])
+def test_german_credit_posterior(optimiser, german_credit):
     """Against reference moments, on a posterior of 25 weights that is nearly Gaussian.
 
     The fit has no Monte Carlo error to speak of after 100 updates, with lambda falling to 1; what is left is that of
@@ -205,7 +206,7 @@ def test_german_credit_posterior(german_credit):
         return jnp.sum(labels * logits - jnp.logaddexp(0, logits)) - 0.5 * jnp.sum(weights**2)
 
     start = LowRankGaussian.start(jnp.zeros(features.shape[1]), 8)
-    gaussian, _ = fit(pbam(), logdensity, start, KEY, 100)
+    gaussian, _ = fit(optimiser, logdensity, start, KEY, 100)
     variances = gaussian.diagonal + jnp.sum(gaussian.factor**2, axis=0)
     np.testing.assert_allclose((gaussian.mean - mean) / sd, 0, atol=0.2)
     np.testing.assert_allclose(np.sqrt(variances) / sd, 1, atol=0.1)
