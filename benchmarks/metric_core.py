@@ -20,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from benchmarks import targets
 from benchmarks.posteriors import methods
-from householder_mcmc import item_response, report
+from householder_mcmc.cli import item_response
+from householder_mcmc.results import diagnostics
 
 NUM_CHAINS, NUM_SEEDS = 4, 3
 BUDGET = methods.Budget(num_gradients=0, warmup_nuts=1000, fewest_draws=1000)
@@ -84,7 +85,7 @@ def run(problem, adapt, seed):
     nuts = methods.trajectories(blackjax.nuts, adapt)
     sample = nuts(problem.logdensity, problem.starts(seed), jax.random.key(seed), BUDGET)
     draws = np.moveaxis(sample.draws, 0, 1)
-    ess, _, rhat = report.ess_and_rhat(draws)
+    ess, _, rhat = diagnostics.ess_and_rhat(draws)
     sizes = 1e3 * np.array([ess.min(), np.median(ess)])
     explored = np.asarray(problem.explored(draws))
     alone = sizes / (sample.num_gradients - sample.num_warmup_gradients)

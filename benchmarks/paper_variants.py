@@ -13,7 +13,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.linalg import dot
-from householder_mcmc.preconditioners import LowRank
+from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.variational import LowRankGaussian, LowRankScaleGaussian
 
 __all__ = ["covariance_as_root", "equal_columns_start", "reverse_kl_with_position_for_noise"]

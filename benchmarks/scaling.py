@@ -26,8 +26,9 @@ import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix, gaussian_euclidean_low_rank
 
 import householder_mcmc as hm
-from householder_mcmc import online_pca, reflections
-from householder_mcmc.adaptive import step_chains
+from householder_mcmc.learners import online_pca
+from householder_mcmc.mcmc.chains import step_chains
+from householder_mcmc.preconditioners import reflections
 
 NUM_RUNS = 7
 _WORD = 4  # bytes of a float32

@@ -1,8 +1,7 @@
-"""Products, means and eliminations that all modules use, checks of what is given, a map's dense form for tests."""
+"""Products, means and eliminations at full precision, in the forms that XLA runs fast."""
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -14,10 +13,6 @@ __all__ = [
     "at_leading",
     "eliminate",
     "inverse_cholesky",
-    "only_if",
-    "is_at_hand",
-    "check_vector",
-    "columns",
 ]
 
 _MOST_UNROLLED = 32  # passes of an elimination; more would take long to compile
@@ -98,30 +93,3 @@ def inverse_cholesky(gram: Array) -> Array:
         return jnp.where(is_k[:, None], row[None, :], rest - jnp.outer(column, row))
 
     return jnp.tril(eliminate(body, gram, gram.shape[0]))
-
-
-def only_if(is_due: Array, update: Callable, carry):
-    """update(carry) if is_due, else carry, as a loop of at most one pass.
-
-    `lax.cond` copies what it passes on, and under vmap computes both sides at every call; a loop does neither.
-    """
-    return lax.while_loop(
-        lambda state: state[0], lambda state: (jnp.zeros_like(state[0]), update(state[1])), (is_due, carry)
-    )[1]
-
-
-def is_at_hand(x: Array) -> bool:
-    """Whether the values of an array can be looked at: not if traced, or in part on the devices of other processes."""
-    return not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True)
-
-
-def check_vector(x: Array, dim: int) -> Array:
-    """x, if it is a vector of length `dim`; else ValueError."""
-    if jnp.shape(x) != (dim,):
-        raise ValueError(f"expected a vector of shape ({dim},), got shape {jnp.shape(x)}: vmap over chains or draws.")
-    return jnp.asarray(x)
-
-
-def columns(apply: Callable[[Array], Array], dim: int, dtype) -> Array:
-    """A linear map on vectors of length `dim` as a (dim, dim) array: for tests."""
-    return jax.vmap(apply, out_axes=1)(jnp.eye(dim, dtype=dtype))

@@ -137,7 +137,7 @@ DEFECTS = {
 def test_a_planted_defect_is_caught(defect, monkeypatch):
     """(L in place of L^T is none of these: that is another drift, which the proposal ratio makes up for.)"""
     module, name, planted = DEFECTS[defect]
-    monkeypatch.setattr(import_module(f"householder_mcmc.{module}"), name, planted)
+    monkeypatch.setattr(import_module(f"householder_mcmc.mcmc.{module}"), name, planted)
     found, _ = ranks(MODELS["logistic"], MAPS["householder"])
     with pytest.raises(AssertionError):
         assert_uniform(found)

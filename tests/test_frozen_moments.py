@@ -81,7 +81,7 @@ def test_known_moments(case):
 @pytest.mark.parametrize("case", [gaussian_case, skewed_case], ids=["gaussian", "skewed"])
 def test_an_unadjusted_kernel_is_caught(case, monkeypatch):
     """Planted defect: accept every proposal."""
-    monkeypatch.setattr(import_module("householder_mcmc.metropolis"), "static_binomial_sampling", accept_all)
+    monkeypatch.setattr(import_module("householder_mcmc.mcmc.metropolis"), "static_binomial_sampling", accept_all)
     logdensity, starts, truths, parameters = case()
     averages = chain_averages(logdensity, starts, parameters, 0, 4000)
     with pytest.raises(AssertionError):

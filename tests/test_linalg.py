@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from householder_mcmc import reflections
-from householder_mcmc.linalg import inverse_cholesky, only_if, project
+from householder_mcmc.learners.scheme import only_if
+from householder_mcmc.linalg import inverse_cholesky, project
+from householder_mcmc.preconditioners import reflections
 
 
 @pytest.fixture(params=["cpu", "default"])

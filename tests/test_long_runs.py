@@ -74,7 +74,7 @@ def test_a_million_adaptive_steps(name):
     state, totals = run(sampler.init(starts))
     acceptance = np.asarray(totals, np.float64).reshape(10, 10).sum(axis=1) / (num_steps // 10)
     np.testing.assert_allclose(acceptance[1:], 0.574, atol=0.01)
-    bases = [state.scheme.basis.eigenvectors] + ([] if gains.average is None else [state.scheme.ahead.eigenvectors])
+    bases = [state.scheme.basis.eigenvectors] + ([] if gains.average is None else [state.scheme.latest.eigenvectors])
     for rows in bases:
         rows = np.asarray(rows, np.float64)
         np.testing.assert_allclose(rows @ rows.T, np.eye(3), atol=1e-5)

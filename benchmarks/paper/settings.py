@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 import householder_mcmc as hm
-from householder_mcmc import reflections
-from householder_mcmc.gains import STEP_SIZE_GAIN
-from householder_mcmc.schemes import MomentsState
+from householder_mcmc.learners.gains import STEP_SIZE_GAIN
+from householder_mcmc.learners.moments import MomentsState
+from householder_mcmc.preconditioners import reflections
 
 TEXT_GAINS = hm.AUTHORS_GAINS._replace(oja=hm.power_decay(0.1))
 

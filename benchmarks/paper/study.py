@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.effective_size import effective_size
 from benchmarks.paper.experiments import Experiment
 from benchmarks.paper.settings import Learner
-from householder_mcmc import adaptive_mala, report
+from householder_mcmc import adaptive_mala
+from householder_mcmc.results import diagnostics
 
 RECORD_EVERY = 200
 _NUM_COORDINATES = 4  # whose bulk ESS and R-hat are measured; both sort the draws
@@ -158,7 +159,7 @@ def measure(experiment: Experiment, dim: int, sampled: Sample, targets: list) ->
         explored = leading.var(axis=1).mean(axis=0) / target.variances
         coordinates = np.linspace(0, dim - 1, _NUM_COORDINATES).astype(int)
         counted = [experiment.views[column](draws[..., coordinates]) for column in experiment.counted]
-        bulk, _, rhat = report.ess_and_rhat(np.concatenate([*counted, leading], axis=2))
+        bulk, _, rhat = diagnostics.ess_and_rhat(np.concatenate([*counted, leading], axis=2))
         rows.append(
             {
                 "replicate": replicate + 1,

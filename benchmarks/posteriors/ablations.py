@@ -95,7 +95,7 @@ REFRESH = {
 
 def without_scales():
     """A context in which `two_ended` leaves every coordinate's scale at 1."""
-    module = import_module("householder_mcmc.two_ended")
+    module = import_module("householder_mcmc.learners.two_ended")
     return mock.patch.object(module, "_scales", lambda variances, old: jnp.ones_like(old))
 
 

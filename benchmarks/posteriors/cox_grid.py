@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from householder_mcmc import report
+from householder_mcmc.results import diagnostics
 
 KERNELS = ("exponential", "squared exponential")
 SIDE, VARIANCE, LENGTH, JITTER = 16, 1.91, 0.1, 1e-4
@@ -81,7 +81,7 @@ def reference(kernel: str, counts) -> dict:
         return jax.lax.scan(one_step, nuts.init(mode), keys)[1][_NUM_BURN:]
 
     draws = np.stack([run(key) for key in jax.random.split(jax.random.key(0), _NUM_CHAINS)])
-    ess, _, rhat = report.ess_and_rhat(draws)
+    ess, _, rhat = diagnostics.ess_and_rhat(draws)
     print(f"{kernel}: smallest ESS {ess.min():.0f}, R-hat {rhat.max():.4f}")
     return {"counts": counts, "mean": draws.mean(axis=(0, 1)), "sd": draws.std(axis=(0, 1)), "ess": ess.min()}
 

@@ -18,7 +18,7 @@ from jax.scipy.stats import t as student_t
 
 from benchmarks import targets
 from benchmarks.posteriors import cox_grid
-from householder_mcmc import item_response
+from householder_mcmc.cli import item_response
 
 _DATA = Path(__file__).parents[1] / "data"
 

@@ -5,7 +5,7 @@ import pandas as pd
 
 from benchmarks.posteriors.methods import OURS, Sample
 from benchmarks.posteriors.problems import Problem
-from householder_mcmc import report
+from householder_mcmc.results import diagnostics
 
 # Where an ESS counts. In a thousand dimensions an ESS of squares of 400 is needed for the noise to stay within.
 EXPLORED, LARGEST_RHAT = (0.8, 1.25), 1.05
@@ -20,8 +20,8 @@ def judge(problem: Problem, sample: Sample) -> dict:
     row = {"num_gradients": sample.num_gradients, "seconds": sample.seconds} | dict.fromkeys(_MEASURED, np.nan)
     if not np.isfinite(x).all():
         return row | {"counts": False}
-    ess, _, rhat = report.ess_and_rhat(x)
-    ess_of_squares, _, _ = report.ess_and_rhat((x - x.mean(axis=(0, 1))) ** 2)
+    ess, _, rhat = diagnostics.ess_and_rhat(x)
+    ess_of_squares, _, _ = diagnostics.ess_and_rhat((x - x.mean(axis=(0, 1))) ** 2)
     explored = x.var(axis=(0, 1)) / problem.variances
     errors = (x.mean(axis=(0, 1)) - problem.means) / np.sqrt(problem.variances)
     per_gradient = 1e3 / sample.num_gradients

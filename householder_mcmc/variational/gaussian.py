@@ -16,8 +16,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
-from householder_mcmc.linalg import dot, is_at_hand
-from householder_mcmc.preconditioners import LowRank
+from householder_mcmc.linalg import dot
+from householder_mcmc.preconditioners.checks import is_concrete
+from householder_mcmc.preconditioners.maps import LowRank
 
 __all__ = ["LowRankGaussian", "LowRankScaleGaussian", "check", "ravel_mean"]
 
@@ -177,7 +178,7 @@ def check(params: LowRankGaussian | LowRankScaleGaussian) -> None:
     dtypes = [jnp.result_type(part) for part in (mean, params.diagonal, params.factor)]
     if len(set(dtypes)) > 1 or not jnp.issubdtype(dtypes[0], jnp.floating):
         raise ValueError(f"mean, diagonal and factor must have one floating point dtype, got {dtypes}.")
-    if not all(map(is_at_hand, jax.tree.leaves(params))):
+    if not all(map(is_concrete, jax.tree.leaves(params))):
         return
     if not np.all(np.asarray(params.diagonal) > 0):
         raise ValueError(f"diagonal must be positive, got {np.asarray(params.diagonal)}.")

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.scipy.linalg import cho_solve
 
 from householder_mcmc.linalg import dot
-from householder_mcmc.preconditioners import LowRank
+from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.variational.batches import Batch, clean, keep_if_usable
 from householder_mcmc.variational.gaussian import LowRankGaussian, check, ravel_mean
 

@@ -1,0 +1,363 @@
+"""Adapt, then freeze: a BlackJAX `AdaptationAlgorithm`.
+
+Two phases: for nine tenths of the steps map and step size are learnt; in the last tenth the map is frozen, and the step
+size is tuned for the sampler that will use it. `_Climb` watches whether chains are still on their way up from a far
+start, `_Tuning` what the last phase finds. Both phases are the same `_one_step`, so that where the sampler is the
+learner's own one scan makes both, and its program has one copy of the kernel and of the log-density.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from blackjax.adaptation.base import AdaptationResults
+from blackjax.base import AdaptationAlgorithm
+from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
+
+from householder_mcmc.adaptation import adaptive
+from householder_mcmc.adaptation.samplers import SAMPLERS, Sampler, find_sampler
+from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, power_decay
+from householder_mcmc.learners.scheme import Scheme, only_if
+from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
+from householder_mcmc.mcmc.metropolis import ChainState, require_rate
+from householder_mcmc.sharing import program
+
+__all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
+
+# The last phase has this part of the steps.
+_TUNING_PART = 10
+
+# The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
+_RESETS = 10
+
+# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets.
+_SLOW = 100
+_SPELL = 20
+
+# The smallest gain of log sigma while the map is learnt: a change of the map by a factor of 2 is followed within about
+# 30 steps, since errors of the acceptance are 0.2 or less upwards.
+_SMALLEST_LEARNING_GAIN = 0.1
+
+# Of the last phase: gains of log sigma, and of its average. log sigma moves by 0.25 of the error at first, then less,
+# by an exponent between 1/2 and 1, for which the average converges at the best rate (Polyak & Juditsky 1992). The
+# average is over about the last third.
+_TUNING_GAIN = power_decay(0.6, offset=9.0)
+_AVERAGE_GAIN = growing_memory(3.0)
+
+# How far log sigma may fall in the last phase. On eight smooth targets sigma ended at 0.85-1.4 of where it began. At a
+# wall shorter steps do not help, and sigma would fall without end.
+_LARGEST_FALL = math.log(4)
+
+# What the map is learnt by: in one transition a long trajectory crosses the wide directions along which MALA would walk
+# at random.
+_LEARNER = SAMPLERS["hmc"]
+
+# Trajectories grow by one leapfrog step in this many transitions. A transition that ends outside the support takes as
+# many back: at a wall no step size is short enough for a trajectory that is too long.
+_GROWTH = 8
+
+
+class WarmupInfo(NamedTuple):
+    """What happened in a warm-up.
+
+    acceptance_rate (num_chains,): mean over the last phase, in which the map is frozen; NaN if that has no step.
+    num_nonfinite (num_chains,): non-finite proposals in the whole warm-up.
+    num_gradients (num_chains,): of the log-density, beyond that of the start.
+    num_learnt (): learning steps since the learner last started anew. If they are few of the nine tenths of the steps
+    that can be, chains were on their way from a far start until shortly before the end: make the warm-up longer.
+    history: what `keep` returned at each learning step, stacked.
+    """
+
+    acceptance_rate: Array
+    num_nonfinite: Array
+    num_gradients: Array
+    num_learnt: Array
+    history: ArrayTree
+
+
+class WarmupResults(AdaptationResults):
+    """state: the sampler's states, with a leading chain axis. parameters: its `step_size` and `inverse_mass_matrix`."""
+
+    state: ChainState
+    parameters: dict[str, Any]
+
+
+class RunWarmup(Protocol):
+    """Type of `Warmup.run`."""
+
+    def __call__(
+        self, rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000
+    ) -> tuple[WarmupResults, WarmupInfo]: ...
+
+
+class Warmup(AdaptationAlgorithm):
+    """run: (rng_key, positions, num_steps) -> ((state, parameters), info)."""
+
+    run: RunWarmup
+
+
+class _Totals(NamedTuple):
+    """Of the whole warm-up, (num_chains,) each."""
+
+    num_nonfinite: Array
+    num_gradients: Array
+
+    def add(self, is_nonfinite, num_gradients):
+        return _Totals(self.num_nonfinite + is_nonfinite.astype(jnp.int32), self.num_gradients + num_gradients)
+
+
+class _Climb(NamedTuple):
+    """A chain is climbing if its log-density has risen, since the learner last started, by more than draws differ.
+
+    level (num_chains,): log-densities where the learner last started.
+    resets_left (): of the learner, this step's included.
+    steps_learnt (): since the last reset.
+    """
+
+    level: Array
+    resets_left: Array
+    steps_learnt: Array
+
+    def watch(self, logdensity, dim, count, num_steps):
+        """The climb after step `count` of `num_steps`, and whether a new one has begun.
+
+        logdensity (num_chains,): of the chains now. Of two draws of a Gaussian in d dimensions the log-densities differ
+        by d^(1/2), in standard deviation. A rise of d + 10 is no such difference. In the first half, where starting
+        anew costs little, 6 d^(1/2) + 10 is enough: six standard deviations.
+        """
+        rise = logdensity - self.level
+        is_early = 2 * count < num_steps
+        limit = 10 + jnp.where(is_early, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
+        may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
+        has_begun = jnp.any(jnp.isfinite(rise) & (rise > limit)) & may_begin
+        resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
+        is_reset = resets_left > 0
+        level = jnp.where(is_reset | ~jnp.isfinite(self.level), logdensity, self.level)
+        return _Climb(level, resets_left, jnp.where(is_reset, 0, self.steps_learnt + 1)), has_begun
+
+
+class _Tuning(NamedTuple):
+    """What the last phase finds; until it begins, its start.
+
+    first_log_sigma (): log sigma where it begins. average_log_sigma (): since then. total_rate (num_chains,): sum of
+    acceptance rates.
+    """
+
+    first_log_sigma: Array
+    average_log_sigma: Array
+    total_rate: Array
+
+    def follow(self, log_sigma, rates, count, is_tuning):
+        """After step `count` of the phase, if it has begun, or one before it. rates (num_chains,): of acceptance."""
+        average, dtype = self.average_log_sigma, self.average_log_sigma.dtype
+        average = average + jnp.asarray(_AVERAGE_GAIN(count), dtype) * (log_sigma - average)
+        return _Tuning(
+            first_log_sigma=jnp.where(is_tuning, self.first_log_sigma, log_sigma),
+            average_log_sigma=jnp.where(is_tuning, average, log_sigma),
+            total_rate=jnp.where(is_tuning, self.total_rate + rates.astype(dtype), 0),
+        )
+
+
+class _State(NamedTuple):
+    """State of a warm-up. growth (): transitions by which trajectories have grown. count (): steps made."""
+
+    adaptive: adaptive.AdaptiveState
+    climb: _Climb
+    tuning: _Tuning
+    growth: Array
+    totals: _Totals
+    count: Array
+
+
+def warmup(
+    logdensity_fn: Callable,
+    scheme: Scheme,
+    num_chains: int = 4,
+    *,
+    sampler: str | Sampler = "hmc",
+    target_acceptance_rate: float | None = None,
+    keep: Callable = lambda state, info: None,
+) -> Warmup:
+    """Learn a preconditioner and a step size from running chains, and return both frozen.
+
+    The chains run HMC. Trajectories have one leapfrog step at first, which is MALA. Once the acceptance has crossed its
+    target they grow by a step at every 8th transition, up to a quarter period, as long as fewer than one in eight ends
+    outside the support of the target. Long ones show the learner the wide directions, and are worth their gradients
+    once the map is known in part.
+
+    A chain is climbing if its log-density rose by more than d + 10 since the learner last started; in the first half,
+    where starting anew costs little, by more than min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities
+    differ by d^(1/2), in standard deviation.) The learner then forgets its draws. From step 100 on there is at most one
+    restart in 30 steps, so that a map learnt on the way can shorten the climb.
+
+    The last tenth of the steps runs the sampler that is asked for, keeps the map, and adapts and averages only the step
+    size.
+
+    Parameters
+    ----------
+    logdensity_fn, scheme, num_chains
+        As for `adaptive_mala`.
+    sampler
+        "hmc", "mala" or a `Sampler`: which of them is to sample with the map, and has its step size tuned.
+    target_acceptance_rate
+        What its step size is tuned to; by default 0.8 for HMC and 0.574 for MALA. While the map is learnt 0.8, or this
+        if it is higher.
+    keep
+        (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
+        grow with `num_steps`.
+
+    Returns
+    -------
+    Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=2000)` returns ((state, parameters), info):
+    states of the sampler with a leading chain axis, its parameters step_size and inverse_mass_matrix (a preconditioner)
+    in a dict, and a `WarmupInfo`.
+
+    Raises
+    ------
+    TypeError
+        If `sampler` is neither a name nor a `Sampler`; at `run`, if `num_steps` is no integer.
+    ValueError
+        On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps` and what `adaptive_mala`
+        refuses.
+
+    Examples
+    --------
+    .. code::
+
+        (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
+        kernel = hm.hmc(logdensity_fn, **parameters)
+        state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
+
+    Warm-ups with equal arguments share one compiled program. The arrays that `logdensity_fn` reads are compiled into
+    it, so other data compile another. For many data sets of one shape make the data an argument; this compiles once:
+
+    .. code::
+
+        def run(rng_key, positions, data):
+            return hm.warmup(model(data), hm.two_ended()).run(rng_key, positions)
+
+        results, info = jax.jit(run)(rng_key, positions, data)
+    """
+    sampler = find_sampler(sampler)
+    target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
+    require_rate(target)
+
+    def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000) -> tuple[WarmupResults, WarmupInfo]:
+        """Warm up chains from positions whose leaves have a leading chain axis; see `householder_mcmc.warmup`.
+
+        Returns ((state, parameters), info).
+        """
+        num_steps = operator.index(num_steps)
+        if num_steps < 0:
+            raise ValueError(f"num_steps must not be negative, got {num_steps}.")
+        state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
+        return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
+
+    return Warmup(run)
+
+
+@program
+def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
+    num_tuning = num_steps // _TUNING_PART
+    num_learning = num_steps - num_tuning
+
+    def adapt(rng_key, state):
+        def run(sampler, state, length):
+            def one_step(state, _):
+                state, info = _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learning)
+                return state, keep(state.adaptive, info)
+
+            return jax.lax.scan(one_step, state, length=length)
+
+        if sampler == _LEARNER:
+            state, history = run(_LEARNER, _start(state), num_steps)
+            history = jax.tree.map(lambda leaf: leaf[:num_learning], history)
+        else:
+            state, history = run(_LEARNER, _start(state), num_learning)
+            learnt = state.adaptive
+            state = state._replace(adaptive=learnt._replace(chains=sampler.state(*learnt.chains)))
+            state, _ = run(sampler, state, num_tuning)
+
+        learnt, tuning = state.adaptive, state.tuning
+        parameters = {
+            "step_size": sampler.step_size(jnp.exp(tuning.average_log_sigma)),
+            "inverse_mass_matrix": scheme.preconditioner(learnt.scheme),
+        }
+        acceptance_rate = tuning.total_rate / num_tuning if num_tuning else jnp.full_like(tuning.total_rate, jnp.nan)
+        info = WarmupInfo(acceptance_rate, *state.totals, state.climb.steps_learnt, history)
+        return WarmupResults(learnt.chains, parameters), info
+
+    return adapt
+
+
+def _start(state):
+    """The start of a warm-up from an `AdaptiveState`."""
+    rates, zero = state.acceptance_rate, jnp.zeros((), jnp.int32)
+    none = jnp.zeros(len(rates), jnp.int32)
+    return _State(
+        adaptive=state,
+        climb=_Climb(level=state.chains.logdensity, resets_left=zero, steps_learnt=zero),
+        tuning=_Tuning(state.log_sigma, state.log_sigma, total_rate=jnp.zeros_like(rates)),
+        growth=jnp.zeros_like(state.log_sigma),
+        totals=_Totals(num_nonfinite=none, num_gradients=none),
+        count=zero,
+    )
+
+
+def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learning):
+    """A step of either phase: (_State, AdaptiveInfo)."""
+    is_tuning = state.count >= num_learning
+    count = jnp.where(is_tuning, state.count - num_learning, state.count)  # of steps in the phase
+    key = jax.random.fold_in(jnp.where(is_tuning, *jax.random.split(rng_key)[::-1]), count)
+
+    # 1. All chains and the step size move, and so does the learner in its phase.
+    kernel = adaptive.build_kernel(
+        scheme=_learning_only_if(~is_tuning, scheme),
+        sampler=_with_trajectories(sampler, jnp.where(is_tuning, MOST_INTEGRATION_STEPS, 1 + state.growth // _GROWTH)),
+        target_acceptance_rate=jnp.where(is_tuning, target, jnp.maximum(target, _LEARNER.target_acceptance_rate)),
+        step_size_gain=lambda steps: jnp.where(is_tuning, _TUNING_GAIN(count), _learning_gain(steps)),
+    )
+    learnt, info = kernel(key, state.adaptive, logdensity_fn)
+    lowest = jnp.where(is_tuning, state.tuning.first_log_sigma - _LARGEST_FALL, -jnp.inf)
+    learnt = learnt._replace(log_sigma=jnp.maximum(learnt.log_sigma, lowest))
+
+    # 2. In its phase the learner starts anew where chains climb, and the step size is sought anew.
+    x, _ = adaptive.good_draws(learnt.chains)
+    climb, has_begun = state.climb.watch(learnt.chains.logdensity, x.shape[1], count, num_learning)
+    climb = jax.tree.map(partial(jnp.where, is_tuning), state.climb, climb)
+    is_reset = ~is_tuning & (climb.resets_left > 0)
+    learnt = learnt._replace(
+        scheme=only_if(is_reset, lambda learner: scheme.start_anew(learner, x), learnt.scheme),
+        first_error_sign=jnp.where(has_begun, 0, learnt.first_error_sign),
+        count=jnp.where(has_begun, 0, learnt.count),
+    )
+
+    # 3. Trajectories grow, but not before the acceptance has crossed its target.
+    growth = jnp.maximum(state.growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=state.growth.dtype), 0)
+    growth = jnp.where(learnt.count == 0, 0, growth)
+    tuning = state.tuning.follow(learnt.log_sigma, info.acceptance_rate, count, is_tuning)
+    totals = state.totals.add(info.is_nonfinite, info.num_gradients)
+    return _State(learnt, climb, tuning, growth, totals, state.count + 1), info
+
+
+def _learning_only_if(is_learning, scheme):
+    def update(state, positions, scores):
+        return only_if(is_learning, lambda state: scheme.update(state, positions, scores), state)
+
+    return scheme._replace(update=update)
+
+
+def _with_trajectories(sampler, max_integration_steps):
+    """The sampler; the learner's with trajectories of at most so many steps."""
+    if sampler != _LEARNER:
+        return sampler
+    return sampler._replace(kernel=partial(sampler.kernel, max_integration_steps=max_integration_steps))
+
+
+def _learning_gain(count):
+    """Of the step on log sigma. A step size that lags behind the map costs as many gradients as it is too small."""
+    return jnp.maximum(STEP_SIZE_GAIN(count), _SMALLEST_LEARNING_GAIN)

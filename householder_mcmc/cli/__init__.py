@@ -1,0 +1,1 @@
+"""The command line, its report, and the demo's posterior."""

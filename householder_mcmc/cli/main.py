@@ -1,0 +1,324 @@
+"""The command line: `python -m householder_mcmc [demo | sample MODEL.py] [options]`."""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import math
+import runpy
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+import householder_mcmc as hm
+from householder_mcmc.adaptation.samplers import SAMPLERS
+from householder_mcmc.cli import item_response, report
+from householder_mcmc.mcmc.chains import ravel_chains, run_chains
+from householder_mcmc.results import arviz, diagnostics
+
+# The schemes of `householder_mcmc`, by their rank.
+SCHEMES = {
+    "none": lambda rank: hm.none(),
+    "diagonal": lambda rank: hm.diagonal(),
+    "dense": lambda rank: hm.dense(),
+    "eigen": hm.eigen,
+    "eigen_isotropic": partial(hm.eigen, tail="isotropic"),
+    "eigen_identity": hm.eigen_identity,
+    "two_ended": hm.two_ended,
+}
+DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
+DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}  # warm-up and draws, at about equal cost
+
+
+class UsageError(Exception):
+    """What the user gave cannot be run."""
+
+
+def main(argv=None) -> int:
+    """Run the command line; return the exit code: 0, or 2 on bad input."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] not in ("demo", "sample", "-h", "--help"):
+        argv = ["demo", *argv]
+    arguments = _parser().parse_args(argv)
+    num_warmup, num_draws = DEFAULT_LENGTHS[arguments.sampler]
+    arguments.warmup, arguments.draws = arguments.warmup or num_warmup, arguments.draws or num_draws
+    try:
+        _check_outputs(arguments)
+        (_demo if arguments.command == "demo" else _sample)(arguments)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="householder_mcmc",
+        description="Sample a posterior with a preconditioner learnt from the chains. Without a command: demo.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="sample a real 501-dimensional posterior and compare schemes")
+    sample = commands.add_parser("sample", help="sample your own model")
+    sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
+    sample.add_argument("--scheme", choices=SCHEMES, default="two_ended", help="default %(default)s")
+    sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
+    demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
+    sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
+    of_warmup, of_draws = (
+        ", ".join(f"{lengths[i]} for {name}" for name, lengths in DEFAULT_LENGTHS.items()) for i in (0, 1)
+    )
+    for command in (demo, sample):
+        command.add_argument("--sampler", choices=SAMPLERS, default="hmc", help="what the chains run (default hmc)")
+        command.add_argument("--warmup", type=_positive, help=f"steps (default {of_warmup})")
+        command.add_argument("--draws", type=_positive, help=f"per chain (default {of_draws})")
+        command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
+        command.add_argument("--seed", type=_seed, default=0, help="(default %(default)s)")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
+        command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
+    return parser
+
+
+def _demo(arguments):
+    logdensity, initial_position, reference = item_response.load()
+    reference = [ravel_pytree(moment)[0] for moment in reference]
+    positions = _initial_positions(initial_position, arguments)
+    ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": DEFAULT_RANKS["two_ended"]}
+    schemes = {name: _scheme(name, rank, logdensity, positions) for name, rank in ranks.items()}
+    summaries, spectra = {}, {}
+    for name, scheme in schemes.items():
+        _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
+    dim = len(reference[0])
+    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries, spectra)
+
+
+def _sample(arguments):
+    logdensity, initial_position = _load_model(arguments.model)
+    positions = _initial_positions(initial_position, arguments)
+    output = arguments.output or arguments.model.with_suffix(".nc" if _has_arviz() else ".npz")
+    _check_names(positions)
+    _check_logdensity(logdensity, positions)
+    name = arguments.scheme
+    arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, 3), ravel_chains(positions).shape[1])
+    scheme = _scheme(name, arguments.rank, logdensity, positions)
+    trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
+    saved = _save(*trace, output)
+    _report(str(arguments.model), arguments, {name: summary}, {name: spectrum})
+    print(f"draws saved in {saved}")
+
+
+def _scheme(name, rank, logdensity, positions):
+    """The scheme, if a sampler can start with it."""
+    try:
+        scheme = SCHEMES[name](rank)
+        hm.adaptive_mala.init(positions, logdensity, scheme, len(jax.tree.leaves(positions)[0]))
+    except (ValueError, TypeError) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return scheme
+
+
+def _run(name, scheme, logdensity, positions, arguments, reference=None):
+    """Warm up, freeze and sample: (states, infos, step size), summary, learnt spectrum."""
+    key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
+    with _progress(f"{name}: warm-up"):
+        start = time.perf_counter()
+        warmup = hm.warmup(logdensity, scheme, arguments.chains, sampler=arguments.sampler)
+        (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
+        jax.block_until_ready(state)
+        warmup_seconds = time.perf_counter() - start
+
+    sampler, preconditioner = SAMPLERS[arguments.sampler], parameters["inverse_mass_matrix"]
+    kernel = getattr(hm, arguments.sampler)(logdensity, **parameters)
+
+    def sample(rng_key, state):
+        def keep(state, info):
+            return state._replace(logdensity_grad=None), info
+
+        return run_chains(kernel.step, rng_key, state, arguments.draws, keep)[1]
+
+    with _progress(f"{name}: sampling"):
+        compiled = jax.jit(sample).lower(key_sample, state).compile()
+        start = time.perf_counter()
+        states, info = jax.block_until_ready(compiled(key_sample, state))
+        sampling_seconds = time.perf_counter() - start
+
+    summary = diagnostics.summarise(
+        np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
+        acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
+        num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
+        num_gradients=np.asarray(sampler.num_gradients(info)).sum(dtype=np.int64),
+        num_warmup_gradients=np.asarray(warmup_info.num_gradients).sum(dtype=np.int64),
+        warmup_seconds=warmup_seconds,
+        sampling_seconds=sampling_seconds,
+        reference=reference,
+        label=partial(arviz.label, jax.tree.map(lambda leaf: leaf[0], positions)),
+    )
+    summary["warnings"] += _trouble(info, int(warmup_info.num_learnt), arguments.warmup)
+    if name == "two_ended":
+        summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
+    return (states, info, parameters["step_size"]), summary, report.spectrum(preconditioner) if arguments.plot else None
+
+
+def _trouble(info, num_learnt, num_warmup):
+    """What speaks against the draws that they do not show themselves."""
+    found = []
+    if 3 * num_learnt < num_warmup:
+        found.append(f"chains arrived late: the map is that of {num_learnt} of {num_warmup} steps. Lengthen --warmup.")
+    num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
+    if num_divergent:
+        found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
+    return found
+
+
+def _report(title, arguments, summaries, spectra):
+    print(f"\n{title}")
+    sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
+    print(f"{sizes} of {arguments.sampler.upper()}, seed {arguments.seed}\n")
+    print(report.table(summaries), flush=True)
+    for name, summary in summaries.items():
+        for text in summary["warnings"]:
+            print(f"WARNING ({name}): {text}", flush=True)
+    for name, summary in summaries.items():
+        if name.startswith("eigen"):
+            print(f"\n{name}: rank {arguments.rank}")
+        if "effective_rank" in summary:
+            used, rank = summary["effective_rank"], summary["rank"]
+            hint = "; a higher rank may help" if used == rank < len(summary["ess"]) else ""
+            print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales{hint}")
+    if arguments.json:
+        options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
+        arguments.json.write_text(json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1))
+    if arguments.plot:
+        report.figure(summaries, spectra, arguments.plot)
+
+
+def _check_outputs(arguments):
+    """Before anything runs: what is asked for can be written."""
+    output = getattr(arguments, "output", None)
+    suffixes = {"json": None, "plot": (".png", ".pdf", ".svg"), "output": (".nc", ".npz")}
+    for option, path in {"json": arguments.json, "plot": arguments.plot, "output": output}.items():
+        if path is None:
+            continue
+        if suffixes[option] and path.suffix not in suffixes[option]:
+            raise UsageError(f"--{option} must end in {' or '.join(suffixes[option])}, got {path}.")
+        if not path.parent.is_dir():
+            raise UsageError(f"--{option}: no such folder: {path.parent}")
+    if output is not None and output.suffix == ".nc" and not _has_arviz():
+        raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
+    if arguments.plot and not importlib.util.find_spec("matplotlib"):
+        raise UsageError("--plot needs matplotlib: pip install matplotlib.")
+
+
+def _load_model(path):
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
+    try:
+        model = runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{path} does not run: {_one_line(error)}") from error
+    if not callable(model.get("logdensity")):
+        raise UsageError(f"{path} must define a function logdensity(position).")
+    if "initial_position" not in model:
+        raise UsageError(f"{path} must define initial_position: a pytree, or a function of a random key.")
+    return model["logdensity"], model["initial_position"]
+
+
+def _initial_positions(initial_position, arguments):
+    """Starting points with a leading chain axis: one draw per chain of a function, or copies of a pytree."""
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
+    if not callable(initial_position) and not jax.tree.leaves(initial_position):
+        raise UsageError("initial_position has no arrays.")
+    try:
+        if callable(initial_position):
+            return jax.vmap(initial_position)(keys)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
+    except Exception as error:
+        raise UsageError(f"initial_position cannot be used: {_one_line(error)}") from error
+
+
+def _check_logdensity(logdensity, positions):
+    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    try:
+        value = jax.eval_shape(logdensity, position)
+    except Exception as error:
+        raise UsageError(f"logdensity fails at the initial position: {_one_line(error)}") from error
+    if getattr(value, "shape", None) != ():
+        raise UsageError(f"logdensity must return a scalar, got {value}.")
+
+
+def _check_names(positions):
+    try:
+        names = arviz.names(positions)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if "file" in names:
+        raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
+
+
+def _without_nan(value):
+    """JSON has no NaN: null instead."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value if isinstance(value, str) or math.isfinite(value) else None
+
+
+def _save(states, info, step_size, output):
+    """Write the draws and return where."""
+    if output.suffix == ".nc":
+        try:
+            hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(output))
+            return output
+        except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
+            print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
+            output.unlink(missing_ok=True)
+            output = output.with_suffix(".npz")
+    np.savez(output, **arviz.named_draws(states.position))
+    return output
+
+
+def _has_arviz():
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import arviz as _  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _progress(label):
+    """BlackJAX's progress bar, if its extra is installed."""
+    try:
+        import jaxtap  # noqa: F401
+        import tqdm  # noqa: F401
+    except ImportError:
+        print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
+        return contextlib.nullcontext()
+    return blackjax.progress_bar(label=label)
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _seed(text):
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2^32 - 1, got {value}")
+    return value
+
+
+def _one_line(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

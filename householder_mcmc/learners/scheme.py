@@ -1,0 +1,90 @@
+"""What a learner is: a `Scheme`, three pure functions that know nothing of the kernel that makes the draws.
+
+Draws come as (num_chains, d) arrays, and all increments are averaged over the chains. Here are the type, the schemes
+that learn nothing, and the conditional update that all others use; each learner has a file of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from householder_mcmc.learners.gains import Gains
+from householder_mcmc.preconditioners.maps import Diagonal, Preconditioner, as_preconditioner, cast_floats
+from householder_mcmc.sharing import shared
+
+__all__ = ["Scheme", "none", "fixed", "only_if"]
+
+
+class Scheme(NamedTuple):
+    """A learner of preconditioners. Schemes made with equal arguments are equal, so that they share compiled programs.
+
+    init: (num_chains, d) starting positions -> state, a pytree of arrays.
+    update: (state, positions, scores) -> state, both (num_chains, d). Scores are gradients of the log-density; some
+    schemes do without.
+    preconditioner: state -> `Preconditioner`.
+    gains: those of the learner, if it has any.
+    forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
+    `init`.
+    """
+
+    init: Callable[[Array], Any]
+    update: Callable[..., Any]
+    preconditioner: Callable[[Any], Preconditioner]
+    gains: Gains | None = None
+    forget: Callable[[Any, Array], Any] | None = None
+
+    def start_anew(self, state: Any, positions: Array) -> Any:
+        """The state to go on with where all draws so far came from elsewhere."""
+        return self.init(positions) if self.forget is None else self.forget(state, positions)
+
+
+@shared
+def none() -> Scheme:
+    """Learn nothing: L = I."""
+    return Scheme(lambda positions: Diagonal(jnp.ones_like(positions[0])), _keep, _identity)
+
+
+def fixed(preconditioner) -> Scheme:
+    """Learn nothing: use a given preconditioner or BlackJAX inverse mass matrix.
+
+    Its arrays are part of what is compiled: a program made for one such scheme serves no other.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `as_preconditioner`; also ValueError at `init` if it does not act on vectors of the positions' length.
+    """
+    preconditioner = as_preconditioner(preconditioner)
+
+    def init_fn(positions):
+        try:
+            image = jax.eval_shape(preconditioner.apply, positions[0])
+        except (TypeError, ValueError):
+            image = None
+        if image is None or image.shape != positions[0].shape:
+            raise ValueError(f"the fixed preconditioner does not act on positions with d = {positions.shape[1]}.")
+        return cast_floats(preconditioner, positions.dtype)
+
+    return Scheme(init_fn, _keep, _identity)
+
+
+def only_if(is_due: Array, update: Callable, carry):
+    """update(carry) if is_due, else carry, as a loop of at most one pass.
+
+    `lax.cond` copies what it passes on, and under vmap computes both sides at every call; a loop does neither.
+    """
+    return lax.while_loop(
+        lambda state: state[0], lambda state: (jnp.zeros_like(state[0]), update(state[1])), (is_due, carry)
+    )[1]
+
+
+def _keep(state, positions, scores=None):
+    del positions, scores
+    return state
+
+
+def _identity(state):
+    return state

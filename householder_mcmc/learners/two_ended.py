@@ -1,0 +1,307 @@
+r"""Both ends of the spectrum, free of scale: a learner from draws and scores.
+
+After scaling, the centred draw z and the centred score h (gradient of the log-density) sum to zero along directions of
+unit variance. What remains of the gap z + h points along directions that are still too wide or too narrow: where z has
+variance v, the gap has variance v + 1/v - 2. So the leading directions of the gap are those that a low-rank map has to
+scale, at both ends of the spectrum. For a Gaussian with precision P, h = -P z holds draw by draw, far from equilibrium
+too, and the geometric mean of the covariance of z and the inverse covariance of h is P^-1 whatever the draws are. That
+mean minimises the Fisher divergence; the learners of nutpie (Seyboldt, Carlson & Carpenter 2026) rest on the same fact.
+
+Block j = 0, 1, ... has draws Z_j and scores H_j (n, d), centred by chain, and the weight w = c / (j + c). With
+S = diag(scales), var_z and var_h variances by coordinate, and R_z, R_h (rank, d) the rows that stand for the past:
+
+    log e    <- log e + w (log (|V Z_j|^2 / |V H_j|^2)^(1/2) - log eigenvalues - log e), in the units of the old map
+    scales    = (var_z / var_h)^(1/4)
+    Y_z, Y_h  = [(1 - w)^(1/2) R_z; w^(1/2) Z_j] S^-1,  [(1 - w)^(1/2) R_h; w^(1/2) H_j] S
+    C         = the `rank` combinations of rows for which C (Y_z + Y_h) has the most energy, V their directions
+    R_z, R_h <- C Y_z S,  C Y_h S^-1
+    V, eigenvalues <- eigenvectors of the geometric mean (V Y_z^T Y_z V^T) # (V Y_h^T Y_h V^T)^-1, turned back by V
+    var_z, var_h   <- running means of the squares of Z_j and H_j, whitened by V and eigenvalues e
+
+The map is S (I + V^T (diag(eigenvalues e)^(1/2) - I) V). The memory is O((rank + n) d).
+
+Why the corrections e: directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured on the
+draws that chose the directions are too extreme. So each new block is first measured along the old directions.
+"""
+
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from householder_mcmc.learners.scheme import Scheme, only_if
+from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, project
+from householder_mcmc.preconditioners.maps import LowRank
+from householder_mcmc.sharing import shared
+
+__all__ = ["TwoEndedState", "two_ended"]
+
+# Rows that stand for a block in the eigenproblem of rank + 64 rows, whose cost is cubic in them. Draws beyond that are
+# summed in groups; 40, of 4 chains and 10 steps, never are.
+_MOST_ROWS = 64
+
+# Directions whose energy is below this share of the largest are rounding: 8 units of it in float32.
+_NEGLIGIBLE_ENERGY = 1e-6
+
+# Variance added to draws and scores along each direction, in units of the mean of their total variances, so that the
+# square roots exist. Eigenvalues beyond 1e5 of the scales take a few blocks.
+_PRIOR = 1e-5
+
+# Scores that vary by less than this many units of rounding of their mean do not vary.
+_ROUNDING = 8
+
+
+class TwoEndedState(NamedTuple):
+    """State of `two_ended`. Arrays with an axis of length 2 hold draws and scores.
+
+    count (): updates made.
+    block (2, block_size, num_chains, d): draws and scores of the current block.
+    mean (2, num_chains, d): means by chain, because distances between far starts must not count as variance.
+    variances (2, d): after the low-rank part of the map is removed. Older ones count less when the map has changed.
+    pairs (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination.
+    preconditioner: fitted to those.
+    corrections (rank,): of the logarithms of its eigenvalues, in their order.
+    """
+
+    count: Array
+    block: Array
+    mean: Array
+    variances: Array
+    pairs: Array
+    preconditioner: LowRank
+    corrections: Array
+
+
+def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, negligible: float = 1.2) -> Scheme:
+    """Learn a scale for each coordinate and the `rank` directions that are then still too wide or too narrow.
+
+    Parameters
+    ----------
+    rank
+        Number of directions; at most d are used. More than needed cost time, not efficiency.
+    block_size
+        Steps between changes of the map. The state holds the draws and scores of these steps.
+    forgetting
+        c in the weight c / (j + c) of block j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts the
+        mixing time, and forgets the start.
+    negligible
+        A direction whose variance is within this factor of 1, in the learnt scales, is left as it is.
+
+    Returns
+    -------
+    Scheme. Its map is a `LowRank`; `LowRank.effective_rank` counts the directions that are scaled.
+
+    Raises
+    ------
+    TypeError
+        If `rank` or `block_size` is no integer.
+    ValueError
+        If an argument is out of range, or at `update`, without scores.
+    """
+    rank, block_size = operator.index(rank), operator.index(block_size)
+    if rank < 1 or block_size < 1:
+        raise ValueError(f"rank and block_size must be at least 1, got {rank} and {block_size}.")
+    if not forgetting > 0 or not negligible >= 1:
+        raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
+
+    return _two_ended(rank, block_size, forgetting, negligible)
+
+
+@shared
+def _two_ended(rank, block_size, forgetting, negligible):
+    def init_fn(positions):
+        num_chains, dim = positions.shape
+        num, dtype = min(rank, dim), positions.dtype
+        return TwoEndedState(
+            count=jnp.zeros((), jnp.int32),
+            block=jnp.zeros((2, block_size, num_chains, dim), dtype),
+            mean=jnp.zeros((2, num_chains, dim), dtype),
+            variances=jnp.zeros((2, dim), dtype),
+            pairs=jnp.zeros((2, num, dim), dtype),
+            preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
+            corrections=jnp.zeros(num, dtype),
+        )
+
+    def update_fn(state, positions, scores=None):
+        if scores is None:
+            raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
+        block = state.block.at[:, state.count % block_size].set(jnp.stack([positions, scores]))
+        state = state._replace(count=optax.safe_increment(state.count), block=block)
+        return only_if(state.count % block_size == 0, absorb, state)
+
+    def absorb(state):
+        """The state after a whole block, in the steps of the recursion above."""
+        number = state.count // block_size - 1
+        weight = forgetting / (number.astype(state.mean.dtype) + forgetting)
+
+        # 1. Centre the block by chain.
+        mean = state.mean + weight * (jnp.mean(state.block, axis=1) - state.mean)
+        block = _centre(state.block, mean)
+        rows = tuple(map(_fold, block))
+
+        # 2. Before the map learns from the block, measure its eigenvalues on it. (The first two maps differ too much
+        # for what is measured along one to hold for the next.)
+        errors = state.corrections + weight * (_log_errors(state.preconditioner, rows) - state.corrections)
+        corrections = jnp.where(number < 2, 0, errors)
+
+        # 3. A scale for each coordinate.
+        variances = only_if(number == 0, lambda _: _mean_squares(block), state.variances)
+        scales = _scales(variances, state.preconditioner.scales)
+
+        # 4. In those units, the directions with the largest gap of past and block together, and their eigenvalues.
+        past, units = jnp.sqrt(1 - weight), (1 / scales, scales)
+        rows = [
+            jnp.concatenate([past * old, jnp.sqrt(weight) * new]) * unit[None]
+            for old, new, unit in zip(state.pairs, rows, units, strict=True)
+        ]
+        combinations, directions = _largest_gaps(rows, state.pairs.shape[1])
+        preconditioner = LowRank(scales, *_geometric_mean(rows, directions))
+        pairs = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
+
+        # 5. For the next block's scales: the variances of this one, whitened by the new map.
+        of_block = _mean_squares(_whiten(_corrected(preconditioner, corrections), block))
+        forgotten = jnp.maximum(weight, _common_change(variances, of_block))
+        variances = variances + forgotten * (of_block - variances)
+
+        # What is not finite changes nothing. Scores that do not vary have a mean, and nothing else to learn from.
+        varies = jnp.any(block[1] != 0)
+        new = {
+            "mean": mean,
+            "variances": variances,
+            "pairs": pairs,
+            "preconditioner": preconditioner,
+            "corrections": corrections,
+        }
+        old = {name: getattr(state, name) for name in new} | {"mean": jnp.where(varies, state.mean, mean)}
+        is_finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new)]))
+        return state._replace(**jax.tree.map(lambda new, old: jnp.where(is_finite & varies, new, old), new, old))
+
+    def preconditioner_fn(state):
+        scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
+        size = jnp.maximum(eigenvalues, 1 / eigenvalues)
+        level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
+        return LowRank(level * scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
+
+    def forget_fn(state, positions):
+        del positions
+        return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
+
+    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
+
+
+# Draws and scores are two arrays (n, d) below: slices and stacks of one take as long as the products.
+
+
+def _centre(block, mean):
+    """Draws and scores (n, d) of a block (2, block_size, num_chains, d) about the means (2, num_chains, d).
+
+    Scores that do not vary are zero, without their rounding.
+    """
+    draws, scores = (part - of[None] for part, of in zip(block, mean, strict=True))
+    rounding = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(mean[1])[None]
+    scores = jnp.where(jnp.abs(scores) > rounding, scores, 0)
+    return draws.reshape(-1, mean.shape[2]), scores.reshape(-1, mean.shape[2])
+
+
+def _fold(rows):
+    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d) over their number."""
+    num = rows.shape[0]
+    group = -(-num // _MOST_ROWS)
+    padded = jnp.pad(rows, ((0, -num % group), (0, 0)))  # draws of a group are about independent
+    return jnp.sum(padded.reshape(-1, group, rows.shape[1]), axis=1) * num**-0.5
+
+
+def _mean_squares(rows):
+    """Of each coordinate, (2, d)."""
+    return jnp.stack([mean_of_rows(part**2) for part in rows])
+
+
+def _where_positive(one, other):
+    """Both where both are positive, else 1 and 1, so that a log of their ratio is 0 there; and where they are."""
+    is_positive = (one > 0) & (other > 0)
+    return jnp.where(is_positive, one, 1), jnp.where(is_positive, other, 1), is_positive
+
+
+def _log_errors(preconditioner, rows):
+    """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from."""
+    along = zip(_eigenvectors_in_own_units(preconditioner), rows, strict=True)
+    draws, scores = (jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along)
+    draws, scores, is_known = _where_positive(draws, scores)
+    log_eigenvalues = (jnp.log(draws) - jnp.log(scores)) / 2
+    return jnp.where(is_known, log_eigenvalues - jnp.log(preconditioner.eigenvalues), 0)
+
+
+def _scales(variances, old):
+    """(variance of the draws / variance of the scores)^(1/4), by coordinate: right for a diagonal Gaussian."""
+    draws, scores, is_known = _where_positive(*variances)
+    return jnp.where(is_known, (draws / scores) ** 0.25, old)
+
+
+def _common_change(old, new):
+    """How much of the variances (2, d) of the past is to be forgotten, between 0 and 1.
+
+    If all coordinates' variances shift together, the map has changed: forget more. If they shift apart, it is noise.
+    The common shift of log variances is squared, because a slow wide direction shifts all a little too.
+    """
+    new, old, _ = _where_positive(new, old)
+    return 1 - jnp.exp(-jnp.max(jnp.mean(jnp.log(new / old), axis=1) ** 2))
+
+
+def _largest_gaps(rows, num):
+    """The `num` combinations (num, n) of rows with the largest gap, and its orthonormal directions (num, d).
+
+    A direction without energy is a row of zeros.
+    """
+    gap = sum(rows)
+    energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
+    energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
+    has_energy = energies > _NEGLIGIBLE_ENERGY * energies[0]
+    lengths = jnp.sqrt(jnp.where(has_energy, energies, 1))
+    directions = jnp.where(has_energy[:, None], dot(combinations, gap) / lengths[:, None], 0)
+    gram = dot(directions, directions.T) + jnp.diag(1 - has_energy.astype(gap.dtype))
+    return combinations, dot(inverse_cholesky(gram), directions)
+
+
+def _geometric_mean(rows, directions):
+    """Eigenvectors in the span of the directions, and eigenvalues: of the geometric mean of the draws' covariance and
+    the inverse of the scores'."""
+    draws, scores = (jnp.mean(jnp.sum(part**2, axis=0)) for part in rows)
+    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(directions), dtype=directions.dtype)
+    along = [project(directions, part) for part in rows]
+    of_draws, of_scores = (dot(part, part.T) + prior for part in along)
+    root, inverse_root = _roots(of_scores)
+    middle, _ = _roots(dot(dot(root, of_draws), root))
+    eigenvalues, rotation = jnp.linalg.eigh(dot(dot(inverse_root, middle), inverse_root))
+    return dot(rotation.T, directions), jnp.maximum(eigenvalues, _PRIOR)
+
+
+def _roots(matrix):
+    """The symmetric square root of a positive definite matrix, and its inverse."""
+    eigenvalues, eigenvectors = jnp.linalg.eigh(matrix)
+    roots = jnp.sqrt(jnp.maximum(eigenvalues, jnp.finfo(matrix.dtype).eps * eigenvalues[-1]))
+    return dot(eigenvectors * roots[None], eigenvectors.T), dot(eigenvectors / roots[None], eigenvectors.T)
+
+
+def _corrected(preconditioner, corrections):
+    return preconditioner._replace(eigenvalues=preconditioner.eigenvalues * jnp.exp(corrections))
+
+
+def _whiten(preconditioner, rows):
+    """Draws and scores without the low-rank part of the map, in the target's own units."""
+    for_draws, for_scores = _eigenvectors_in_own_units(preconditioner)
+    root = jnp.sqrt(preconditioner.eigenvalues)[:, None]
+
+    def stretch(rows, factors, there, back):
+        return rows + dot((factors * project(there, rows)).T, back)
+
+    draws, scores = rows
+    return stretch(draws, 1 / root - 1, for_draws, for_scores), stretch(scores, root - 1, for_scores, for_draws)
+
+
+def _eigenvectors_in_own_units(preconditioner):
+    """The eigenvectors (rank, d) times the scales, for draws and for scores that are not scaled."""
+    scales, eigenvectors, _ = preconditioner
+    return eigenvectors / scales[None], eigenvectors * scales[None]

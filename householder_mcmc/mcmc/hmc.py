@@ -1,0 +1,135 @@
+"""Hamiltonian Monte Carlo with trajectories of a quarter period, in BlackJAX's shape.
+
+In whitened coordinates a Gaussian target turns by one radian in unit time, so that after pi / 2 a state has forgotten
+where it began. The time of each trajectory is uniform between 3/4 and 5/4 of that: random, lest some direction's period
+match it. Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
+transformations and on random times. With momenta that are whitened too, q ~ N(0, I), a leapfrog step x += e L q,
+q += e L^T grad log pi(x) needs one product with L and one with L^T, and no inverse.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
+from blackjax.mcmc.hmc import HMCState
+from blackjax.types import Array, ArrayLikeTree, PRNGKey
+from jax.flatten_util import ravel_pytree
+
+from householder_mcmc.mcmc import mala
+from householder_mcmc.mcmc.metropolis import accept_or_reject, is_finite, require_positive
+from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
+
+__all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS"]
+
+# Times of trajectories: a quarter of the period, more or less by a quarter of that, so that a direction whose width is
+# off by as much still has its own quarter among them.
+_SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
+
+MOST_INTEGRATION_STEPS = 1000  # of a trajectory, as in a tree of NUTS of depth 10
+
+_DIVERGENCE_THRESHOLD = 1000  # nats, as in BlackJAX's HMC
+
+
+class HMCInfo(NamedTuple):
+    """What happened in a transition.
+
+    acceptance_rate (): probability of accepting the end of the trajectory, 0 if it was not finite.
+    is_accepted (): whether it was accepted.
+    is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite there;
+    or at the state itself, which only a start can be.
+    is_divergent (): whether the energy grew by more than 1000 along the trajectory, or to what is not finite: the
+    target has narrow places that these steps are too long for, which the chain may never enter.
+    num_integration_steps (): leapfrog steps, of one gradient each.
+    """
+
+    acceptance_rate: Array
+    is_accepted: Array
+    is_nonfinite: Array
+    is_divergent: Array
+    num_integration_steps: Array
+
+
+def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
+    """The state at a position (any pytree of floating point arrays). Raises as `mala.init`."""
+    return HMCState(*mala.init(position, logdensity_fn))
+
+
+def build_kernel() -> Callable:
+    """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
+
+    def kernel(
+        rng_key: PRNGKey,
+        state: HMCState,
+        logdensity_fn: Callable,
+        step_size: float,
+        inverse_mass_matrix,
+        max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
+    ) -> tuple[HMCState, HMCInfo]:
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
+
+        max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
+        """
+        key_time, key = jax.random.split(rng_key)
+        key_momentum, key_accept = jax.random.split(key)
+        x, unravel = ravel_pytree(state.position)
+        preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
+        step_size = jnp.asarray(step_size, x.dtype)
+        time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
+        most = jnp.asarray(max_integration_steps, x.dtype)
+        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most).astype(jnp.int32)
+
+        def whiten(logdensity_grad):
+            return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
+
+        def leapfrog(_, carry):
+            x, momentum, gradient, _ = carry
+            momentum = momentum + step_size / 2 * gradient
+            x = x + step_size * preconditioner.apply(momentum)
+            position = unravel(x)
+            end = HMCState(position, *jax.value_and_grad(logdensity_fn)(position))
+            gradient = whiten(end.logdensity_grad)
+            return x, momentum + step_size / 2 * gradient, gradient, end
+
+        momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
+        gradient = jnp.where(is_finite(state), whiten(state.logdensity_grad), 0)
+        begin = x, momentum, gradient, state
+        _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
+        log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+        state, choice = accept_or_reject(key_accept, log_ratio, state, end)
+        is_divergent = ~(log_ratio >= -_DIVERGENCE_THRESHOLD)
+        return state, HMCInfo(*choice, is_divergent, num_steps)
+
+    return kernel
+
+
+def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_matrix) -> SamplingAlgorithm:
+    """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
+
+    Against `mala` it needs fewer gradients for an effective draw the better the target is whitened, since it does not
+    walk at random; against `blackjax.nuts` it spends none on finding where a trajectory turns. Chains under `vmap` step
+    until the longest of their trajectories ends.
+
+    Parameters
+    ----------
+    logdensity_fn
+        Position -> log-density up to a constant.
+    step_size
+        Of the leapfrog integrator, positive. A transition takes about 1.6 / step_size gradients, at most 1000.
+    inverse_mass_matrix
+        L L^T, in any form that `as_preconditioner` takes.
+
+    Examples
+    --------
+    .. code::
+
+        (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
+        kernel = hm.hmc(logdensity_fn, **parameters)
+        state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
+    """
+    require_positive(step_size)
+    return build_sampling_algorithm(
+        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
+    )

@@ -1,0 +1,1 @@
+"""What L is: linear maps, the reflections that they are made of, and BlackJAX's `Metric` of them."""

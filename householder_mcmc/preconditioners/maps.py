@@ -1,0 +1,238 @@
+"""Linear preconditioners L, as arrays: the proposal covariance is sigma^2 L L^T.
+
+L L^T is what BlackJAX calls the inverse mass matrix. Each class is a NamedTuple of arrays (it passes through jit, vmap,
+scan and disk) with `apply` (L z), `apply_transpose` (L^T g), their inverses `solve` (L^{-1} x) and `solve_transpose`
+(L^{-T} z), `to_dense`, and `to_inverse_mass_matrix` for BlackJAX. Another map is another such class: `Preconditioner`,
+what `mala` needs, is a protocol and not a base class.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc.metrics import LowRankInverseMassMatrix
+from jax import Array
+
+from householder_mcmc.linalg import dot, project
+from householder_mcmc.preconditioners.checks import is_concrete, require_vector
+from householder_mcmc.preconditioners.reflections import CompactReflections, SequentialReflections, as_matrix
+
+__all__ = ["Preconditioner", "Diagonal", "Dense", "LowRank", "Householder", "as_preconditioner", "cast_floats"]
+
+
+@runtime_checkable
+class Preconditioner(Protocol):
+    """A linear map L on vectors of length d."""
+
+    def apply(self, z: Array) -> Array:
+        """L @ z for z (d,)."""
+
+    def apply_transpose(self, g: Array) -> Array:
+        """L.T @ g for g (d,)."""
+
+    def to_dense(self) -> Array:
+        """L as a (d, d) array: for tests."""
+
+
+class Diagonal(NamedTuple):
+    """L = diag(scales). scales (d,): positive standard deviations. O(d)."""
+
+    scales: Array
+
+    def apply(self, z: Array) -> Array:
+        return _scale(self.scales, z)
+
+    def apply_transpose(self, g: Array) -> Array:
+        return _scale(self.scales, g)
+
+    def solve(self, x: Array) -> Array:
+        return _scale(1 / self.scales, x)
+
+    def solve_transpose(self, z: Array) -> Array:
+        return _scale(1 / self.scales, z)
+
+    def to_dense(self) -> Array:
+        return jnp.diag(self.scales)
+
+    def to_inverse_mass_matrix(self) -> Array:
+        """The variances, (d,)."""
+        return self.scales**2
+
+
+class Dense(NamedTuple):
+    """L = cholesky. cholesky (d, d): any square root of the covariance, lower triangular by custom. O(d^2)."""
+
+    cholesky: Array
+
+    def apply(self, z: Array) -> Array:
+        return dot(self.cholesky, require_vector(z, self.cholesky.shape[1]))
+
+    def apply_transpose(self, g: Array) -> Array:
+        return dot(require_vector(g, self.cholesky.shape[0]), self.cholesky)
+
+    def solve(self, x: Array) -> Array:
+        return jnp.linalg.solve(self.cholesky, require_vector(x, self.cholesky.shape[0]))
+
+    def solve_transpose(self, z: Array) -> Array:
+        return jnp.linalg.solve(self.cholesky.T, require_vector(z, self.cholesky.shape[1]))
+
+    def to_dense(self) -> Array:
+        return self.cholesky
+
+    def to_inverse_mass_matrix(self) -> Array:
+        """L L^T, (d, d)."""
+        return dot(self.cholesky, self.cholesky.T)
+
+
+class LowRank(NamedTuple):
+    """L = diag(scales) (I + V^T (diag(eigenvalues)^(1/2) - I) V): a diagonal times a symmetric low-rank update.
+
+    L L^T is BlackJAX's `LowRankInverseMassMatrix(sigma=scales, U=V.T, lam=eigenvalues)`. O(rank d).
+
+    scales (d,): positive. eigenvectors (rank, d): V, orthonormal rows. eigenvalues (rank,): positive variances along
+    them after division by `scales`.
+    """
+
+    scales: Array
+    eigenvectors: Array
+    eigenvalues: Array
+
+    @classmethod
+    def from_covariance(cls, diagonal: Array, factor: Array) -> "LowRank":
+        """The L with L L^T = diag(diagonal) + factor^T factor. O(rank^2 d).
+
+        diagonal (d,): positive variances. factor (rank, d), rank <= d. Raises ValueError on other shapes.
+        """
+        diagonal, factor = jnp.asarray(diagonal), jnp.asarray(factor)
+        if diagonal.ndim != 1 or factor.ndim != 2 or not 1 <= factor.shape[0] <= factor.shape[1] == diagonal.shape[0]:
+            raise ValueError(
+                "diagonal must have shape (d,) and factor (rank, d) with 1 <= rank <= d, "
+                f"got {diagonal.shape} and {factor.shape}."
+            )
+        scales = jnp.sqrt(diagonal)
+        _, singular_values, eigenvectors = jnp.linalg.svd(factor / scales[None], full_matrices=False)
+        return cls(scales, eigenvectors, 1 + singular_values**2)
+
+    def apply(self, z: Array) -> Array:
+        return self.scales * self._root(require_vector(z, self.scales.shape[0]))
+
+    def apply_transpose(self, g: Array) -> Array:
+        return self._root(_scale(self.scales, g))
+
+    def solve(self, x: Array) -> Array:
+        return self._root(_scale(1 / self.scales, x), power=-0.5)
+
+    def solve_transpose(self, z: Array) -> Array:
+        return self._root(require_vector(z, self.scales.shape[0]), power=-0.5) / self.scales
+
+    def to_dense(self) -> Array:
+        return as_matrix(self.apply, self.scales.shape[0], self.scales.dtype)
+
+    def to_inverse_mass_matrix(self) -> LowRankInverseMassMatrix:
+        """L L^T in BlackJAX's form."""
+        return LowRankInverseMassMatrix(self.scales, self.eigenvectors.T, self.eigenvalues)
+
+    def effective_rank(self, factor: float = 3.0) -> Array:
+        """How many eigenvalues are larger than `factor`, or smaller than its inverse."""
+        return jnp.sum(jnp.maximum(self.eigenvalues, 1 / self.eigenvalues) > factor)
+
+    def _root(self, x, power=0.5):
+        stretch = self.eigenvalues**power - 1
+        return x + dot(stretch * project(self.eigenvectors, x), self.eigenvectors)
+
+
+class Householder(NamedTuple):
+    """L = Q diag(scales): the preconditioner of Hird & Livingstone (2026), Section 2. O(rank d).
+
+    rotation: Q, from `reflections.compact` or `reflections.sequential`. scales (d,): positive standard deviations along
+    the columns of Q, the learnt eigenvectors first.
+    """
+
+    rotation: CompactReflections | SequentialReflections
+    scales: Array
+
+    def apply(self, z: Array) -> Array:
+        return self.rotation.apply(_scale(self.scales, z))
+
+    def apply_transpose(self, g: Array) -> Array:
+        return _scale(self.scales, self.rotation.apply_transpose(g))
+
+    def solve(self, x: Array) -> Array:
+        return _scale(1 / self.scales, self.rotation.apply_transpose(x))
+
+    def solve_transpose(self, z: Array) -> Array:
+        return self.rotation.apply(_scale(1 / self.scales, z))
+
+    def to_inverse_mass_matrix(self):
+        """Raises TypeError: BlackJAX has no type for L L^T with a scale for every column of Q."""
+        raise TypeError("BlackJAX has no inverse mass matrix type for a Householder map: use hm.to_metric(p).")
+
+    def to_dense(self) -> Array:
+        return as_matrix(self.apply, self.scales.shape[0], self.scales.dtype)
+
+
+def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
+    """The preconditioner L with L L^T equal to a BlackJAX inverse mass matrix.
+
+    Parameters
+    ----------
+    inverse_mass_matrix
+        (d,) variances, a (d, d) covariance, a BlackJAX `LowRankInverseMassMatrix`, or a preconditioner, which is
+        returned as it is. A (d, d) array costs a Cholesky factorisation, O(d^3), at every call.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these, or a preconditioner that is no pytree.
+    ValueError
+        If an array has another shape, or (unless traced) variances that are not positive and finite, or is not positive
+        definite.
+    """
+    if isinstance(inverse_mass_matrix, LowRankInverseMassMatrix):
+        sigma, u, lam = inverse_mass_matrix
+        inverse_mass_matrix = LowRank(sigma, u.T, lam)
+    if isinstance(inverse_mass_matrix, LowRank):
+        _require_positive("scales", inverse_mass_matrix.scales)
+        _require_positive("eigenvalues", inverse_mass_matrix.eigenvalues)
+    if isinstance(inverse_mass_matrix, Preconditioner):
+        if jax.tree_util.all_leaves([inverse_mass_matrix]):
+            raise TypeError(
+                f"a preconditioner must be a pytree of arrays, such as a NamedTuple, got {inverse_mass_matrix!r}."
+            )
+        return inverse_mass_matrix
+    try:
+        array = jnp.asarray(inverse_mass_matrix)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "inverse_mass_matrix must be a (d,) or (d, d) array, a LowRankInverseMassMatrix or a preconditioner, "
+            f"got {type(inverse_mass_matrix).__name__}."
+        ) from error
+    if array.ndim == 1:
+        _require_positive("variances", array)
+        return Diagonal(jnp.sqrt(array))
+    if array.ndim == 2 and array.shape[0] == array.shape[1]:
+        _require_positive("variances", jnp.diagonal(array))
+        cholesky = jnp.linalg.cholesky(array)
+        if is_concrete(cholesky) and not np.all(np.isfinite(cholesky)):
+            raise ValueError("inverse_mass_matrix must be positive definite: it has no Cholesky factor.")
+        return Dense(cholesky)
+    raise ValueError(f"inverse_mass_matrix must have shape (d,) or (d, d), got {array.shape}.")
+
+
+def cast_floats(preconditioner: Preconditioner, dtype) -> Preconditioner:
+    """The preconditioner with its floating point arrays in `dtype`."""
+
+    def cast(leaf):
+        return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+
+    return jax.tree.map(cast, preconditioner)
+
+
+def _require_positive(name, values):
+    if is_concrete(values) and not np.all((np.asarray(values) > 0) & np.isfinite(values)):
+        raise ValueError(f"inverse_mass_matrix must have positive and finite {name}, got {np.asarray(values)}.")
+
+
+def _scale(scales, x):
+    return scales * require_vector(x, scales.shape[0])

@@ -1,0 +1,1 @@
+"""What a run gave: diagnostics, and traces for ArviZ."""

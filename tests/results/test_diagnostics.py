@@ -1,0 +1,171 @@
+"""Diagnostics that do not flatter: frozen chains, modes, funnels and heavy tails are said to be what they are."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import warm_up_and_sample
+
+import householder_mcmc as hm
+from householder_mcmc.cli import main as command_line
+from householder_mcmc.results import diagnostics
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of ArviZ
+
+MODEL = """
+import jax
+import jax.numpy as jnp
+
+DISTANCE = {distance}
+
+def logdensity(x):
+    modes = -0.5 * (x[0] - DISTANCE * jnp.array([-0.5, 0.5])) ** 2
+    return jax.nn.logsumexp(modes) - 0.5 * jnp.sum(x[1:] ** 2)
+
+def initial_position(key):
+    key_side, key_rest = jax.random.split(key)
+    side = jax.random.rademacher(key_side, (), float) * DISTANCE / 2
+    return jax.random.normal(key_rest, (3,)).at[0].add(side)
+"""
+
+
+@pytest.fixture(params=["arviz", "blackjax"])
+def library(request, monkeypatch):
+    """Where ESS and R-hat come from."""
+    if request.param == "arviz":
+        pytest.importorskip("arviz")
+    else:
+        monkeypatch.setitem(sys.modules, "arviz", None)
+
+
+def independent_draws(seed=0, distribution="normal", size=(4, 1000, 3), **parameters):
+    return getattr(np.random.default_rng(seed), distribution)(size=size, **parameters)
+
+
+def summarise(draws, acceptance_rate=0.5):
+    return diagnostics.summarise(draws.astype(np.float32), acceptance_rate, 0, 4000, 400, 1.0, 1.0)
+
+
+def summarise_run(states, info):
+    """Of frozen draws, leaves (num_draws, num_chains, ...)."""
+    return summarise(np.moveaxis(np.asarray(states.position), 0, 1), np.mean(info.acceptance_rate, axis=0))
+
+
+def test_frozen_chains_have_no_ess_and_no_rhat(library):
+    """Each parameter in its own way; only the last is sampled."""
+    draws = independent_draws(size=(4, 100, 6))
+    draws[..., 0] = 1.5  # all chains at one point
+    draws[..., 1] = np.arange(4)[:, None]  # each at its own
+    draws[2, :, 2] = 0.0  # one of them, in the middle
+    draws[1, 50:, 3] = draws[1, 50, 3]  # one, from half-way on
+    draws[0, :, 4] = np.nan
+    bulk, mean, rhat = diagnostics.ess_and_rhat(draws)
+    for ess in (bulk, mean, diagnostics.tail_ess(draws)):
+        np.testing.assert_array_equal(ess[:4], 0)
+        assert np.isnan(ess[4]) and ess[5] > 200
+    np.testing.assert_array_equal(rhat[:5], [np.nan, np.nan, np.inf, np.inf, np.nan])
+    assert rhat[5] < 1.05
+
+
+def test_a_frozen_chain_is_named(library):
+    draws = independent_draws()
+    draws[2] = draws[2, 0]
+    summary = summarise(draws, np.array([0.5, 0.5, 0.0, 0.5]))
+    assert (summary["min_ess"], summary["max_rhat"]) == (0, np.inf)
+    text = " ".join(summary["warnings"])
+    assert "chains [2] did not move" in text and "chains [2] accepted less than 20%" in text
+    assert "R-hat is inf" in text and "bulk ESS is 0" in text and "tail ESS is 0" in text
+
+
+def test_one_chain_and_few_draws_have_no_rhat(library):
+    draws = independent_draws()
+    assert np.all(np.isnan(diagnostics.ess_and_rhat(draws[:1])[2]))
+    assert [text for text in summarise(draws[:1])["warnings"] if "one chain" in text]
+    assert np.all(np.isnan(diagnostics.ess_and_rhat(draws[:, :3])))
+    assert "fewer than 4 draws" in summarise(draws[:, :3])["warnings"][0]
+
+
+@pytest.mark.parametrize("distribution", ["normal", "laplace", "exponential"])
+def test_good_draws_give_no_warning(distribution):
+    """Ten times, with a probability below 10^-3 each of one in error."""
+    for seed in range(10):
+        assert summarise(independent_draws(seed, distribution))["warnings"] == []
+
+
+def test_each_warning_alone():
+    draws = independent_draws()
+    is_last = (np.arange(4) == 3)[:, None, None]
+    assert "R-hat" in " ".join(summarise(draws + 0.3 * is_last)["warnings"])
+    wider = draws * (1 + 0.5 * is_last)
+    assert "R-hat" in " ".join(summarise(wider)["warnings"])
+    one_apart = np.concatenate([draws, draws[..., :1] + is_last], axis=2)
+    (text,) = (text for text in summarise(one_apart)["warnings"] if "R-hat" in text)
+    assert f"(parameter {draws.shape[2]})" in text
+    few = " ".join(summarise(draws[:, :90])["warnings"])
+    assert "bulk ESS" in few and "tail ESS" in few and "distance from the medians" in few
+    with_infinity = draws.copy()
+    with_infinity[0, 5, 1] = np.inf
+    assert summarise(with_infinity)["warnings"] == ["numbers that are not finite: 1, the first of parameter 1."]
+    (text,) = summarise(draws, np.array([0.5, 0.6, 0.1, 0.5]))["warnings"]
+    assert "chains [2] accepted" in text
+    one_heavy = np.concatenate([draws, independent_draws(1, "standard_t", (4, 1000, 1), df=2)], axis=2)
+    (text,) = summarise(one_heavy)["warnings"]
+    assert "tails are heavy" in text
+
+
+def funnel(x):
+    return -(x[0] ** 2) / 18 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 0.5 * (len(x) - 1) * x[0]
+
+
+def student(x):
+    """Independent coordinates, t with 2 degrees of freedom: no variance."""
+    return -1.5 * jnp.sum(jnp.log1p(x**2 / 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logdensity", [funnel, student], ids=lambda f: f.__name__)
+def test_hard_targets_end_with_a_warning(logdensity):
+    positions = jax.random.normal(jax.random.key(1), (4, 4))
+    scheme = hm.eigen(2)
+    states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 2000)
+    summary = summarise_run(states, info)
+    assert np.all(np.mean(info.acceptance_rate, axis=0) > 0.3)  # nothing to see there
+    assert "ESS" in " ".join(summary["warnings"])
+
+
+def flat_coordinate(x):
+    return -0.5 * jnp.sum(x[1:] ** 2)
+
+
+def flat_direction(x):
+    return -0.5 * jnp.sum((x - jnp.mean(x)) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [hm.eigen(1), hm.two_ended()], ids=["eigen", "two_ended"])
+@pytest.mark.parametrize("logdensity", [flat_coordinate, flat_direction], ids=lambda f: f.__name__)
+def test_improper_targets_end_with_a_warning(logdensity, scheme):
+    positions = jax.random.normal(jax.random.key(1), (4, 4))
+    states, info = warm_up_and_sample(logdensity, scheme, positions, 1000, 1000, "hmc")
+    summary = summarise_run(states, info)
+    assert "R-hat" in " ".join(summary["warnings"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", [0, 10])
+def test_command_line_prints_warnings(tmp_path, capsys, distance):
+    """Two modes 10 standard deviations apart with chains in both; the same model with its modes in one place."""
+    model, results = tmp_path / "model.py", tmp_path / "results.json"
+    model.write_text(MODEL.format(distance=distance))
+    arguments = ["sample", str(model), "--warmup", "1000", "--draws", "2000", "--json", str(results)]
+    assert command_line.main([*arguments, "--output", str(tmp_path / "draws.npz")]) == 0
+    summary = json.loads(results.read_text())["schemes"]["two_ended"]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
+    assert printed == [f"WARNING (two_ended): {text}" for text in summary["warnings"]]
+    if distance == 0:
+        assert not printed
+    else:
+        assert "R-hat" in printed[0] and "bulk ESS" in printed[1]
