@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 __all__ = ["shared", "program"]

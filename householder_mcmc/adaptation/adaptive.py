@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
+from blackjax.types import Array, ArrayLikeTree, PRNGKey
 
 from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.learners.scheme import Scheme
@@ -51,7 +51,7 @@ class AdaptiveState(NamedTuple):
     count: Array
 
     @property
-    def position(self) -> ArrayTree:
+    def position(self) -> Any:
         """The chains' positions, with a leading chain axis."""
         return self.chains.position
 
@@ -123,7 +123,7 @@ def _start(logdensity_fn, scheme, sampler):
 def build_kernel(
     scheme: Scheme,
     sampler: Sampler,
-    target_acceptance_rate: float,
+    target_acceptance_rate: float | Array,
     step_size_gain: optax.Schedule,
 ) -> Callable:
     """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning."""
@@ -150,7 +150,9 @@ def build_kernel(
     return kernel
 
 
-def acceptance_error(chains, info, acceptance_rate: Array, target_acceptance_rate: float) -> tuple[Array, Array]:
+def acceptance_error(
+    chains, info, acceptance_rate: Array, target_acceptance_rate: float | Array
+) -> tuple[Array, Array]:
     """How far the chains' acceptance is above its target, and its new running means (num_chains,).
 
     Chains have weight 1. One that accepts less than 0.7 of the target has weight (0.7 target / rate)^2, so that it is

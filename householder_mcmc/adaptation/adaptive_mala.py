@@ -7,6 +7,7 @@ target invariant, use `warmup` and freeze.
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import optax
 from blackjax.base import SamplingAlgorithm
@@ -16,6 +17,7 @@ from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.samplers import SAMPLERS
 from householder_mcmc.learners.gains import STEP_SIZE_GAIN, diminishes
 from householder_mcmc.learners.scheme import Scheme
+from householder_mcmc.mcmc.api import Algorithm
 from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.sharing import program
 
@@ -49,7 +51,7 @@ def as_top_level_api(
     *,
     target_acceptance_rate: float = 0.574,
     step_size_gain: optax.Schedule = STEP_SIZE_GAIN,
-) -> SamplingAlgorithm:
+) -> Algorithm[adaptive.AdaptiveState, adaptive.AdaptiveInfo]:
     """Adaptive MALA as a BlackJAX `SamplingAlgorithm`; `step` is jitted.
 
     Parameters
@@ -81,7 +83,8 @@ def as_top_level_api(
         del rng_key
         return init(position, logdensity_fn, scheme, num_chains)
 
-    return SamplingAlgorithm(init_fn, _step(logdensity_fn, scheme, target_acceptance_rate, step_size_gain))
+    algorithm: Any = SamplingAlgorithm(init_fn, _step(logdensity_fn, scheme, target_acceptance_rate, step_size_gain))
+    return algorithm
 
 
 @program

@@ -1,7 +1,7 @@
 """Our learners in BlackJAX's warm-ups: a `MetricCore` for `blackjax.staged_adaptation`."""
 
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -22,7 +22,7 @@ class MetricCoreState(NamedTuple):
 
     count: Array
     inverse_mass_matrix: LowRankInverseMassMatrix
-    scheme: NamedTuple
+    scheme: Any
 
 
 def metric_core(scheme: Scheme | int) -> MetricCore:
@@ -56,7 +56,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
     if isinstance(scheme, Integral):
-        scheme = two_ended(scheme)
+        scheme = two_ended(int(scheme))
     if not isinstance(scheme, Scheme):
         raise TypeError(f"metric_core takes a rank or a Scheme, such as hm.two_ended(), got {scheme!r}.")
 
@@ -76,6 +76,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         return state._replace(count=optax.safe_increment(state.count), scheme=scheme.update(learnt, x, score))
 
     def final(state):
-        return state._replace(inverse_mass_matrix=scheme.preconditioner(state.scheme).to_inverse_mass_matrix())
+        preconditioner: Any = scheme.preconditioner(state.scheme)
+        return state._replace(inverse_mass_matrix=preconditioner.to_inverse_mass_matrix())
 
     return MetricCore(init, update, final)

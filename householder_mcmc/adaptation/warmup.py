@@ -10,11 +10,10 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
-from blackjax.adaptation.base import AdaptationResults
 from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
@@ -79,7 +78,7 @@ class WarmupInfo(NamedTuple):
     history: ArrayTree
 
 
-class WarmupResults(AdaptationResults):
+class WarmupResults(NamedTuple):
     """state: the sampler's states, with a leading chain axis. parameters: its `step_size` and `inverse_mass_matrix`."""
 
     state: ChainState
@@ -97,7 +96,7 @@ class RunWarmup(Protocol):
 class Warmup(AdaptationAlgorithm):
     """run: (rng_key, positions, num_steps) -> ((state, parameters), info)."""
 
-    run: RunWarmup
+    run: RunWarmup  # pyright: ignore[reportIncompatibleVariableOverride]: of BlackJAX's, with a number of steps
 
 
 class _Totals(NamedTuple):
@@ -257,7 +256,7 @@ def warmup(
         state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
         return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
 
-    return Warmup(run)
+    return Warmup(cast(Any, run))
 
 
 @program

@@ -11,6 +11,7 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import blackjax
 import jax
@@ -149,7 +150,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         states, info = jax.block_until_ready(compiled(key_sample, state))
         sampling_seconds = time.perf_counter() - start
 
-    summary = diagnostics.summarise(
+    summary: dict[str, Any] = diagnostics.summarise(
         np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
         acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
@@ -231,7 +232,7 @@ def _load_model(path):
     return model["logdensity"], model["initial_position"]
 
 
-def _initial_positions(initial_position, arguments):
+def _initial_positions(initial_position, arguments) -> Any:
     """Starting points with a leading chain axis: one draw per chain of a function, or copies of a pytree."""
     keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
     if not callable(initial_position) and not jax.tree.leaves(initial_position):
@@ -282,7 +283,8 @@ def _save(states, info, step_size, output):
             print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
             output.unlink(missing_ok=True)
             output = output.with_suffix(".npz")
-    np.savez(output, **arviz.named_draws(states.position))
+    draws: dict[str, Any] = arviz.named_draws(states.position)
+    np.savez(output, **draws)
     return output
 
 

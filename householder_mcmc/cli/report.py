@@ -1,10 +1,11 @@
 """What the command line shows of its runs: a table, and a figure of the learnt spectrum and the ESS."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from householder_mcmc.preconditioners.maps import Dense, LowRank, Preconditioner
+from householder_mcmc.preconditioners.maps import Dense, LowRank
 
 __all__ = ["table", "figure", "spectrum"]
 
@@ -60,7 +61,7 @@ def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], pat
     plot.savefig(path, dpi=150)
 
 
-def spectrum(preconditioner: Preconditioner) -> np.ndarray:
+def spectrum(preconditioner: Any) -> np.ndarray:
     """The learnt variances along the directions of a learner's map, (d,).
 
     Of `Dense`, and of `LowRank` with unequal scales, at O(d^3): the eigenvalues of L L^T; above d = 2000 of such a

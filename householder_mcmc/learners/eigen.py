@@ -165,7 +165,7 @@ def _eigen(rank, tail, gains, orthonormalize_every, refresh_every):
             projections = project(tail.eigenvectors(basis), centred)
         variances = state.variances + gain * (tail.measure(basis, projections, centred) - state.variances)
         weight = state.weight * (1 - gain)
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         return EigenState(count, mean, basis, variances, weight, optimiser_state, latest)
 
     def turn(state, centred):

@@ -60,7 +60,7 @@ def diminishes(schedule: optax.Schedule) -> bool:
     Such gains fall by a factor of 10 there, and a hundredth is left for their offsets and for rounding.
     """
     with jax.ensure_compile_time_eval():
-        return bool(schedule(10**6 - 1) <= 0.101 * schedule(10**4 - 1))
+        return bool(jnp.asarray(schedule(10**6 - 1)) <= 0.101 * jnp.asarray(schedule(10**4 - 1)))
 
 
 # The map moves much more slowly than the chains, so that it cannot follow them. Oja's exponent is the authors'. With a

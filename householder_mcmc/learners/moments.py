@@ -100,7 +100,7 @@ def _moments(start, increment, preconditioner, gains):
         gain = jnp.asarray(gains.moments(state.count), state.mean.dtype)
         mean = state.mean + gain * (mean_of_rows(positions) - state.mean)
         second = state.second + gain * (increment(centre(positions, mean)) - state.second)
-        return MomentsState(optax.safe_increment(state.count), mean, second, state.weight * (1 - gain))
+        return MomentsState(jnp.asarray(optax.safe_increment(state.count)), mean, second, state.weight * (1 - gain))
 
     def preconditioner_fn(state):
         return preconditioner(state.second, state.weight)

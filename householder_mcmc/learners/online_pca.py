@@ -6,7 +6,7 @@ Oja 1982, or `relative_increment`) goes into the transformation and a `Recombina
 by the products V dx^T and dx dx^T alone. `step` does all of it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import optax
@@ -87,7 +87,7 @@ def to_orthonormal_rows() -> optax.GradientTransformationExtraArgs:
         inverse, condition = _inverse_and_condition(row_gram)
         return Recombination(keep * inverse, dot(inverse, weights), condition), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), cast(Any, update_fn))
 
 
 def step(
@@ -110,6 +110,7 @@ def step(
         draws, along = dot(weights / size, centred), dot(projections, weights.T / size)
         increment = increment._replace(weights=size * jnp.eye(len(weights), dtype=weights.dtype))
     gram = project(draws, draws)
+    update: Any
     update, state = optimiser.update(increment, state, projections=along, gram=gram)
     rows = dot(update.of_rows, eigenvectors) + dot(update.of_draws, draws)
     projections = dot(update.of_rows, projections) + dot(update.of_draws, project(draws, centred))

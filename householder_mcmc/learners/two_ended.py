@@ -255,7 +255,8 @@ def _largest_gaps(rows, num):
 
     A direction without energy is a row of zeros.
     """
-    gap = sum(rows)
+    draws, scores = rows
+    gap = draws + scores
     energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
     energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
     has_energy = energies > _NEGLIGIBLE_ENERGY * energies[0]

@@ -1,27 +1,52 @@
-"""How a sampler is shown to users: BlackJAX's top-level API, with a signature and a docstring of its own."""
+"""How a sampler is shown to users: BlackJAX's types, with a signature, a docstring and fields that editors know."""
 
 import functools
 from collections.abc import Callable
-from typing import Generic, ParamSpec
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from blackjax import GenerateSamplingAPI
 from blackjax.base import SamplingAlgorithm
+from blackjax.types import ArrayLikeTree, PRNGKey
 
-__all__ = ["SamplingAPI"]
+__all__ = ["Algorithm", "SamplingAPI"]
 
 P = ParamSpec("P")
+Result = TypeVar("Result", bound=SamplingAlgorithm)
+State = TypeVar("State")
+Info = TypeVar("Info", covariant=True)
+NewState = TypeVar("NewState", covariant=True)
 
 
-class SamplingAPI(GenerateSamplingAPI, Generic[P]):
+class Init(Protocol[NewState]):
+    """Position -> state."""
+
+    def __call__(self, position: ArrayLikeTree, rng_key: PRNGKey | None = None) -> NewState: ...
+
+
+class Step(Protocol[State, Info]):
+    """(rng_key, state) -> (state, info)."""
+
+    def __call__(self, rng_key: PRNGKey, state: State) -> tuple[State, Info]: ...
+
+
+class Algorithm(SamplingAlgorithm, Generic[State, Info]):
+    """Type of a `SamplingAlgorithm` whose states and infos are known."""
+
+    init: Init[State]  # pyright: ignore[reportIncompatibleVariableOverride]: BlackJAX's knows neither
+    step: Step[State, Info]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class SamplingAPI(GenerateSamplingAPI, Generic[P, Result]):
     """A sampler as `blackjax.mala` is one: called, it gives a `SamplingAlgorithm`; `init` and `build_kernel` beside."""
 
-    def __init__(self, top_level_api: Callable[P, SamplingAlgorithm], init: Callable, build_kernel: Callable):
+    def __init__(self, top_level_api: Callable[P, Result], init: Callable, build_kernel: Callable):
         super().__init__(top_level_api, init, build_kernel)
         functools.update_wrapper(self, top_level_api)
         self.__name__ = top_level_api.__module__.rpartition(".")[2]
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> SamplingAlgorithm:
-        return self.differentiable(*args, **kwargs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        result: Any = self.differentiable(*args, **kwargs)
+        return result
 
     def __get__(self, instance, owner=None):
         return self  # so that `help` takes it for a function, and shows what it wraps

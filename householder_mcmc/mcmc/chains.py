@@ -1,7 +1,7 @@
 """Many chains of one kernel: a transition of all of them, and a run of frozen transitions."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from blackjax.types import Array, ArrayTree, PRNGKey
@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 __all__ = ["ravel_chains", "run_chains", "step_chains"]
 
 
-def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple[Any, NamedTuple]:
+def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple[Any, Any]:
     """One transition of every chain.
 
     kernel: kernel(rng_key, state, *args) -> (state, info), such as `step` of a BlackJAX `SamplingAlgorithm`. chains:

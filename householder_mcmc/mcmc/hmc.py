@@ -9,17 +9,18 @@ q += e L^T grad log pi(x) needs one product with L and one with L^T, and no inve
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
+from blackjax.base import build_sampling_algorithm
 from blackjax.mcmc.hmc import HMCState
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc import mala
-from householder_mcmc.mcmc.metropolis import accept_or_reject, is_finite, require_positive
+from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS"]
@@ -64,7 +65,7 @@ def build_kernel() -> Callable:
         rng_key: PRNGKey,
         state: HMCState,
         logdensity_fn: Callable,
-        step_size: float,
+        step_size: float | Array,
         inverse_mass_matrix,
         max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
     ) -> tuple[HMCState, HMCInfo]:
@@ -105,7 +106,9 @@ def build_kernel() -> Callable:
     return kernel
 
 
-def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_matrix) -> SamplingAlgorithm:
+def as_top_level_api(
+    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
+) -> Algorithm[ChainState, HMCInfo]:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
     Against `mala` it needs fewer gradients for an effective draw the better the target is whitened, since it does not
@@ -130,6 +133,7 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
     require_positive(step_size)
-    return build_sampling_algorithm(
+    algorithm: Any = build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
     )
+    return algorithm

@@ -6,16 +6,17 @@ and its reverse need one product with L and two with L^T, and no inverse.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.base import SamplingAlgorithm, build_sampling_algorithm
+from blackjax.base import build_sampling_algorithm
 from blackjax.mcmc.mala import MALAState
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
-from householder_mcmc.mcmc.metropolis import accept_or_reject, is_finite, require_finite, require_positive
+from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_finite, require_positive
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api"]
@@ -45,12 +46,11 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
     ValueError
         If the position, the log-density or its gradient is not finite, unless they are traced.
     """
-    position = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
-    for path, leaf in jax.tree_util.tree_leaves_with_path(position):
+    x: Any = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(f"position{jax.tree_util.keystr(path)} must be floating point, got {leaf.dtype}.")
-    logdensity, logdensity_grad = jax.value_and_grad(logdensity_fn)(position)
-    state = MALAState(position, logdensity, logdensity_grad)
+    state = MALAState(x, *jax.value_and_grad(logdensity_fn)(x))
     require_finite(state)
     return state
 
@@ -59,7 +59,7 @@ def build_kernel() -> Callable:
     """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
 
     def kernel(
-        rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float, inverse_mass_matrix
+        rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
     ) -> tuple[MALAState, MALAInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
         key_noise, key_accept = jax.random.split(rng_key)
@@ -84,7 +84,9 @@ def build_kernel() -> Callable:
     return kernel
 
 
-def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_matrix) -> SamplingAlgorithm:
+def as_top_level_api(
+    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
+) -> Algorithm[ChainState, MALAInfo]:
     """Preconditioned MALA as a BlackJAX `SamplingAlgorithm`.
 
     Parameters
@@ -105,9 +107,10 @@ def as_top_level_api(logdensity_fn: Callable, step_size: float, inverse_mass_mat
         state, info = jax.jit(kernel.step)(rng_key, state)
     """
     require_positive(step_size)
-    return build_sampling_algorithm(
+    algorithm: Any = build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
     )
+    return algorithm
 
 
 def _log_q_ratio(noise, drifts):

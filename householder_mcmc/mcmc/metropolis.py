@@ -1,12 +1,12 @@
 """The Metropolis choice of every kernel, and the checks of its states and step size."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from blackjax.mcmc.proposal import static_binomial_sampling
-from blackjax.types import Array, ArrayTree
+from blackjax.types import Array
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.preconditioners.checks import is_concrete
@@ -17,12 +17,15 @@ __all__ = ["ChainState", "accept_or_reject", "require_positive", "require_rate",
 class ChainState(Protocol):
     """What a kernel knows of its chain. position, logdensity_grad: pytrees. logdensity ()."""
 
-    position: ArrayTree
-    logdensity: Array
-    logdensity_grad: ArrayTree
+    @property
+    def position(self) -> Any: ...
+    @property
+    def logdensity(self) -> Any: ...
+    @property
+    def logdensity_grad(self) -> Any: ...
 
 
-def accept_or_reject(rng_key, log_ratio, state, proposal) -> tuple[NamedTuple, tuple[Array, Array, Array]]:
+def accept_or_reject(rng_key, log_ratio: Any, state: Any, proposal: Any) -> tuple[Any, tuple[Array, Array, Array]]:
     """Metropolis's choice between a state and a proposal, given the logarithm of its ratio.
 
     Non-finite proposals are rejected. A chain whose own state is not finite accepts the first finite proposal.
@@ -49,7 +52,7 @@ def require_rate(target_acceptance_rate) -> None:
         raise ValueError(f"target_acceptance_rate must be between 0 and 1, got {target_acceptance_rate}.")
 
 
-def require_finite(state: NamedTuple) -> None:
+def require_finite(state: ChainState) -> None:
     """Raise ValueError if a state, or one of a batch, has a non-finite position, log-density or gradient.
 
     Unless the values are not at hand: traced, or in part on the devices of other processes.
@@ -77,7 +80,7 @@ def require_finite(state: NamedTuple) -> None:
         )
 
 
-def is_finite(state: NamedTuple) -> Array:
+def is_finite(state: ChainState) -> Array:
     """Whether the log-density and all of the position and of the gradient are."""
     x, logdensity_grad = ravel_pytree(state.position)[0], ravel_pytree(state.logdensity_grad)[0]
     return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(x) & jnp.isfinite(logdensity_grad))

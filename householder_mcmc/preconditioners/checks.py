@@ -1,6 +1,6 @@
 """Checks of what is given, before anything is traced."""
 
-import jax
+import jax.core
 import jax.numpy as jnp
 from jax import Array
 

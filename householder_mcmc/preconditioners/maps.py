@@ -27,12 +27,15 @@ class Preconditioner(Protocol):
 
     def apply(self, z: Array) -> Array:
         """L @ z for z (d,)."""
+        ...
 
     def apply_transpose(self, g: Array) -> Array:
         """L.T @ g for g (d,)."""
+        ...
 
     def to_dense(self) -> Array:
         """L as a (d, d) array: for tests."""
+        ...
 
 
 class Diagonal(NamedTuple):

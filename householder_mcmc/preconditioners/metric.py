@@ -4,6 +4,8 @@ With the inverse mass matrix L L^T the mass matrix is M = L^{-T} L^{-1}: a momen
 kinetic energy |L^T p|^2 / 2, its velocity L L^T p. Nothing is factorised, so a Householder map costs O(rank d) a step.
 """
 
+from typing import Any, cast
+
 import jax.numpy as jnp
 from blackjax.mcmc.metrics import Metric
 from blackjax.util import generate_gaussian_noise
@@ -27,7 +29,7 @@ def to_metric(preconditioner) -> Metric:
     TypeError
         If the preconditioner has no `solve` and `solve_transpose`, or is none.
     """
-    p = as_preconditioner(preconditioner)
+    p: Any = as_preconditioner(preconditioner)
     if not (hasattr(p, "solve") and hasattr(p, "solve_transpose")):
         raise TypeError(f"a metric needs the inverse map: {type(p).__name__} has no solve and solve_transpose.")
     products = {
@@ -61,4 +63,4 @@ def to_metric(preconditioner) -> Metric:
         del position
         return on_ravelled(products[inv, trans], element)
 
-    return Metric(sample_momentum, kinetic_energy, check_turning, scale)
+    return Metric(sample_momentum, kinetic_energy, cast(Any, check_turning), scale)

@@ -85,7 +85,7 @@ class CompactReflections(NamedTuple):
         """The first `rank` coordinates of x and of the eigenvectors: all that tells Q from a product of two factors."""
         return leading(x, len(self.signs)), leading(self.eigenvectors, len(self.signs))
 
-    def _update(self, x, head, projections, core, signs=1):
+    def _update(self, x, head, projections, core, signs: Array | int = 1):
         """y + W core W^T y, with W read off the eigenvectors, where y is x but for its leading coordinates, `head`.
 
         projections: of y. signs: of the leading coordinates of the result.

@@ -1,5 +1,7 @@
 """Traces of runs for ArviZ, with named variables."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -73,12 +75,12 @@ def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int
 
     if chain_axis not in (0, 1):
         raise ValueError(f"chain_axis must be 0 or 1, got {chain_axis}.")
-    groups = _groups(states, infos, chain_axis, step_size)
+    groups: dict[str, Any] = _groups(states, infos, chain_axis, step_size)
     if warmup is not None:
         groups |= {f"warmup_{name}": group for name, group in _groups(*warmup, chain_axis).items()}
     if arviz.__version__.startswith("0."):
         return arviz.from_dict(**groups, save_warmup=True)
-    return arviz.from_dict(groups, save_warmup=True)
+    return from_dict(groups, save_warmup=True)
 
 
 def _groups(states, infos, chain_axis, step_size=None):

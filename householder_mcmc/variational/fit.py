@@ -2,8 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import blackjax
 import jax
@@ -14,6 +13,7 @@ from blackjax.types import ArrayLikeTree, ArrayTree, PRNGKey
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.sharing import program
 from householder_mcmc.variational.batches import check_size
 from householder_mcmc.variational.gaussian import LowRankGaussian, LowRankScaleGaussian, check, ravel_mean
 
@@ -50,7 +50,8 @@ def fit(
 ) -> tuple[LowRankGaussian | LowRankScaleGaussian, VIInfo]:
     """Fit a Gaussian to a target.
 
-    Calls with the same optimiser, log-density and shapes do not compile again.
+    Calls with equal optimisers, the same log-density and equal shapes share one compiled program. The arrays that the
+    log-density reads are compiled into it, so other data compile another; arrays changed in place are not seen.
 
     Parameters
     ----------
@@ -86,21 +87,26 @@ def fit(
     check_size(batch_size)
     if num_steps < 0:
         raise ValueError(f"num_steps must not be negative, got {num_steps}.")
+    run = _fit(logdensity_fn, optimiser, num_steps, batch_size, progress)
     with blackjax.progress_bar(label="fit") if progress else contextlib.nullcontext():
-        return jax.block_until_ready(_fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress))
+        return jax.block_until_ready(run(rng_key, initial))
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
-def _fit(rng_key, initial, optimiser, logdensity_fn, num_steps, batch_size, progress):
+@program
+def _fit(logdensity_fn, optimiser, num_steps, batch_size, progress):
     del progress  # only a separate program: the bar is compiled into it
-    flat, unravel = ravel_mean(initial)
 
-    def one_step(state, key):
-        return _step(key, state, lambda x: logdensity_fn(unravel(x)), optimiser, batch_size)
+    def run(rng_key, initial):
+        flat, unravel = ravel_mean(initial)
 
-    state = VIState(flat, optimiser.init(flat))
-    state, trace = jax.lax.scan(one_step, state, jax.random.split(rng_key, num_steps))
-    return state.params._replace(mean=unravel(state.params.mean)), trace
+        def one_step(state, key):
+            return _step(key, state, lambda x: logdensity_fn(unravel(x)), optimiser, batch_size)
+
+        state: Any = VIState(flat, optimiser.init(flat))
+        state, trace = jax.lax.scan(one_step, state, jax.random.split(rng_key, num_steps))
+        return state.params._replace(mean=unravel(state.params.mean)), trace
+
+    return run
 
 
 def low_rank_vi(
@@ -144,6 +150,7 @@ def low_rank_vi(
 
 
 def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
+    params: Any
     params, opt_state = state
     samples = params.sample(rng_key, num_samples)
     logdensities, scores = jax.vmap(jax.value_and_grad(logdensity_fn))(samples)
@@ -158,4 +165,5 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     scores = jax.tree.map(lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores)
     updates = jax.tree.map(jnp.zeros_like, params)
     updates, opt_state = optimiser.update(updates, opt_state, params, samples=samples, scores=scores)
-    return VIState(optax.apply_updates(params, updates), opt_state), info
+    new_params: Any = optax.apply_updates(params, updates)
+    return VIState(new_params, opt_state), info

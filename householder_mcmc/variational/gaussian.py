@@ -6,7 +6,8 @@ determinant lemmas), and residuals are formed as vectors, so that no quadratic f
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def check(params: LowRankGaussian | LowRankScaleGaussian) -> None:
             raise ValueError(f"{name} must be finite, got {np.asarray(part)}.")
 
 
-def ravel_mean(params):
+def ravel_mean(params: Any) -> tuple[Any, Callable[[Array], Any]]:
     """The parameters with a mean (d,), and the function that takes a (d,) array back to a position."""
     mean, unravel = ravel_pytree(params.mean)
     return params._replace(mean=mean), unravel

@@ -9,7 +9,7 @@ the mean is far away: an update takes the square of the mean score for curvature
 the scores does not exceed it the Gaussian shrinks before it has moved. From there it gains about lambda nats an update.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from jax import Array, lax
 from jax.scipy.linalg import cho_solve
 
 from householder_mcmc.linalg import dot
+from householder_mcmc.preconditioners.checks import is_concrete
 from householder_mcmc.preconditioners.maps import LowRank
+from householder_mcmc.sharing import shared
 from householder_mcmc.variational.batches import Batch, clean, keep_if_usable
 from householder_mcmc.variational.gaussian import LowRankGaussian, check, ravel_mean
 
@@ -36,6 +38,7 @@ class PBaMState(NamedTuple):
     count: Array
 
 
+@shared
 def pbam(
     regularisation: optax.ScalarOrSchedule | None = None, max_patch_steps: int = 100, patch_tolerance: float = 1e-5
 ) -> optax.GradientTransformationExtraArgs:
@@ -62,11 +65,11 @@ def pbam(
     ValueError
         On options out of range; at `init` as `check`; at `update` on other shapes, or a batch below 2.
     """
-    if regularisation is not None and not callable(regularisation) and not regularisation > 0:
+    if not (regularisation is None or callable(regularisation) or _is_positive(regularisation)):
         raise ValueError(f"regularisation must be positive, got {regularisation}.")
-    if max_patch_steps < 1:
+    if not _is_positive(max_patch_steps):
         raise ValueError(f"max_patch_steps must be at least 1, got {max_patch_steps}.")
-    if not patch_tolerance > 0:
+    if not _is_positive(patch_tolerance):
         raise ValueError(f"patch_tolerance must be positive, got {patch_tolerance}.")
 
     def init_fn(params):
@@ -86,13 +89,19 @@ def pbam(
         diagonal, factor, _ = patch(covariance, flat.factor.shape[0], max_patch_steps, patch_tolerance)
         new = LowRankGaussian(mean, diagonal, _align(factor, flat.factor))
         updates = jax.tree.map(jnp.subtract, new, flat)
-        updates, state = keep_if_usable(batch, updates, PBaMState(optax.safe_increment(state.count)), state)
+        new_state = PBaMState(jnp.asarray(optax.safe_increment(state.count)))
+        updates, state = keep_if_usable(batch, updates, new_state, state)
         return updates._replace(mean=unravel(updates.mean)), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, cast(Any, update_fn))
 
 
-def batch_and_match(params: LowRankGaussian, batch: Batch, regularisation: Array) -> tuple[Array, LowRank]:
+def _is_positive(option):
+    """Whether it is positive, as far as can be known: a traced option passes."""
+    return not is_concrete(option) or bool(option > 0)
+
+
+def batch_and_match(params: Any, batch: Batch, regularisation: Array) -> tuple[Array, LowRank]:
     """Mean (d,) of the batch-and-match update, and a root L of its covariance L L^T. O((rank + batch)^2 d).
 
     Source: Cai et al. (2024), Algorithm 1: the new covariance C solves C U C + C = V with U and V of low rank beyond

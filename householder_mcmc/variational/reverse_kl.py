@@ -5,17 +5,21 @@ the gradient, which moves its fixed point, and ascends in the mean; and the entr
 the same samples (Roeder, Wu & Duvenaud 2017, "Sticking the landing"), so that the noise vanishes where q is the target.
 """
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from householder_mcmc.sharing import shared
 from householder_mcmc.variational.batches import Batch, clean, keep_if_usable
 from householder_mcmc.variational.gaussian import LowRankGaussian, LowRankScaleGaussian, check, ravel_mean
 
 __all__ = ["reverse_kl", "reverse_kl_gradient"]
 
 
+@shared
 def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Descend on KL(q || target) with any optax optimiser, for `LowRankGaussian` or `LowRankScaleGaussian`.
 
@@ -51,19 +55,19 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
         _check_family(params)
         return optimiser.init(in_logarithms(params))
 
-    def update_fn(updates, state, params=None, *, samples, scores, **extra_args):
-        del updates
+    def update_fn(_, state, params: Any = None, *, samples, scores, **extra_args):
         _check_family(params)
         flat, unravel = ravel_mean(params)
         batch = clean(samples, scores, flat.mean)
         gradient = _gradient(flat, batch)
         gradient = gradient._replace(mean=unravel(gradient.mean), diagonal=gradient.diagonal * params.diagonal)
+        updates: Any
         updates, new_state = optimiser.update(gradient, state, in_logarithms(params), **extra_args)
         limit = -0.5 * jnp.log(jnp.finfo(params.diagonal.dtype).eps)
         growth = jnp.expm1(jnp.clip(updates.diagonal, -limit, limit))
         return keep_if_usable(batch, updates._replace(diagonal=growth * params.diagonal), new_state, state)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, cast(Any, update_fn))
 
 
 def reverse_kl_gradient(params: LowRankGaussian | LowRankScaleGaussian, samples: Array, scores: Array):
