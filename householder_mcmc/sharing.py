@@ -56,13 +56,21 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
 
     @functools.lru_cache(_MOST_PROGRAMS)
     def find(function, *static):
-        return jax.jit(build(function.value, *static))
+        traced = build(function.value, *static)
+
+        def trace(*args):
+            results = traced(*args)
+            function.read()  # what it reads may have been changed by being traced, as by a count of its calls
+            return results
+
+        trace.__name__ = traced.__name__
+        return jax.jit(trace)
 
     def find_or_make(value: Callable, *static: Any) -> Callable:
         function = _Function(value)
         if not _is_hashable(static) or isinstance(jnp.zeros(()), jax.core.Tracer) or function.reads_tracer:
             return jax.jit(build(value, *static))
-        return find(function, *static)
+        return find(_known(function), *static)
 
     return find_or_make
 
@@ -72,7 +80,11 @@ class _Function:
 
     def __init__(self, value: Callable):
         self.value = value
-        found, left = {}, [value]
+        self.read()
+
+    def read(self) -> None:
+        """Look up the objects that the function can read without being given them."""
+        found, left = {}, [self.value]
         while left:
             thing = left.pop()
             if id(thing) not in found:
@@ -80,13 +92,22 @@ class _Function:
                 left.extend(_parts(thing))
         # a bound method is made anew at each access; its function and its object say what it is
         self.objects = [thing for thing in found.values() if not isinstance(thing, types.MethodType)]
-        self.reads_tracer = any(isinstance(thing, jax.core.Tracer) for thing in self.objects)
+
+    @property
+    def reads_tracer(self) -> bool:
+        return any(isinstance(thing, jax.core.Tracer) for thing in self.objects)
 
     def __hash__(self):
-        return hash(tuple(map(id, self.objects)))
+        return id(self.objects[0])
 
     def __eq__(self, other):
         return len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
+
+
+@functools.lru_cache(_MOST_PROGRAMS)
+def _known(function: _Function) -> _Function:
+    """The first that equals it, so that all programs of a function learn what tracing one of them has changed."""
+    return function
 
 
 def _is_hashable(arguments):

@@ -100,7 +100,7 @@ def test_a_trajectory_that_is_not_finite_is_divergent():
 
 
 def test_has_blackjaxs_shape():
-    assert type(hm.hmc) is type(blackjax.hmc)
+    assert isinstance(hm.hmc, type(blackjax.hmc))
     kernel, state = hm.hmc.build_kernel(), hm.hmc.init(jnp.zeros(2), skewed_logdensity)
     assert type(state) is type(blackjax.hmc.init(jnp.zeros(2), skewed_logdensity))
     state, info = kernel(jax.random.key(0), state, skewed_logdensity, 0.1, jnp.ones(2))
