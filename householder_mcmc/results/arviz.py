@@ -38,7 +38,7 @@ def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:
     return {name: np.moveaxis(variable, chain_axis, 0) for name, variable in variables.items()}
 
 
-def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int = 1):
+def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | None = None, chain_axis: int = 1):
     """A run as ArviZ's InferenceData (ArviZ 0.23) or DataTree (1.x).
 
     Parameters
@@ -78,9 +78,9 @@ def to_arviz(states, infos=None, *, step_size=None, warmup=None, chain_axis: int
     groups: dict[str, Any] = _groups(states, infos, chain_axis, step_size)
     if warmup is not None:
         groups |= {f"warmup_{name}": group for name, group in _groups(*warmup, chain_axis).items()}
-    from_dict: Any = arviz.from_dict
-    arguments, named = ((), groups) if arviz.__version__.startswith("0.") else ((groups,), {})
-    return from_dict(*arguments, **named, save_warmup=True)
+    if arviz.__version__.startswith("0."):
+        return arviz.from_dict(**groups, save_warmup=True)
+    return arviz.from_dict(groups, save_warmup=True)
 
 
 def _groups(states, infos, chain_axis, step_size=None):
