@@ -15,9 +15,16 @@ __all__ = [
     "inverse_cholesky",
 ]
 
-_MOST_UNROLLED = 32  # passes of an elimination; more would take long to compile
-_FITS_A_CACHE = 10**6  # numbers
-_CHUNKS = (4096, 2500, 2048, 2000, 1024, 1000)  # numbers of d that a GPU sums at a time, if they divide it
+# Passes of an elimination that are unrolled on a GPU. Compilation grows with them; 32 is the default rank.
+_MOST_UNROLLED = 32
+
+# Numbers of a product's larger factor, 4 MB in float32, that are in a CPU's cache when they are read a second time.
+_FITS_A_CACHE = 10**6
+
+# Numbers of d that a GPU sums at a time, if they divide it and make more than `_FEWEST_CHUNKS`: round sizes of d have a
+# divisor near 2000, and sums of a few thousand float32 numbers lose no digit.
+_CHUNKS = (4096, 2500, 2048, 2000, 1024, 1000)
+_FEWEST_CHUNKS = 16
 
 
 def dot(a: Array, b: Array) -> Array:
@@ -32,7 +39,7 @@ def project(rows: Array, x: Array) -> Array:
     7 times as long for few vectors at d = 10^6; for many long ones, 64 there and 10 rows, it takes a third of the time.
     On a GPU the sum over d is cut into chunks that run side by side: half the time there.
     """
-    chunk = next((size for size in _CHUNKS if x.shape[-1] % size == 0 and x.shape[-1] > 16 * size), None)
+    chunk = next((size for size in _CHUNKS if x.shape[-1] % size == 0 and x.shape[-1] > _FEWEST_CHUNKS * size), None)
 
     def chunked(rows, x):
         rows, x = (array.reshape(*array.shape[:-1], -1, chunk) for array in (rows, x))

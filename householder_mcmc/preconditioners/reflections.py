@@ -24,6 +24,10 @@ from householder_mcmc.preconditioners.checks import require_vector
 __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact", "as_matrix"]
 
 
+# Overlaps below this many units of rounding are zero. At rank 32 their rounding is a few units.
+_ROUNDING = 64
+
+
 class SequentialReflections(NamedTuple):
     """Q as a product of reflections, applied one by one.
 
@@ -182,9 +186,10 @@ def _signs_and_core(block):
 def _long_sign(overlap):
     """The sign s with |image - s v| >= sqrt(2), to rounding, given overlap = <image, v>.
 
-    Orthogonal images (permuted axes, say) take s = 1 whatever the rounding of their overlap.
+    Orthogonal images (permuted axes, say) take s = 1 whatever the rounding of their overlap, so that both forms of Q
+    choose alike.
     """
-    return jnp.where(overlap > 64 * jnp.finfo(overlap.dtype).eps, -1, 1).astype(overlap.dtype)
+    return jnp.where(overlap > _ROUNDING * jnp.finfo(overlap.dtype).eps, -1, 1).astype(overlap.dtype)
 
 
 def _reflect(x, normal):

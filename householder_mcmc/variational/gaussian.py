@@ -255,6 +255,6 @@ def _start(family, position, rank):
     order, index = jnp.arange(rank, dtype=mean.dtype)[:, None], jnp.arange(dim, dtype=mean.dtype)[None]
     phases = (order + 0.5) * (index + 0.5)
     rows = math.sqrt(2 / dim) * jnp.cos(phases * (math.pi / dim))
-    params = family(position, jnp.ones_like(mean), 0.1 * rows)
+    params = family(position, jnp.ones_like(mean), 0.1 * rows)  # the paper's size of a first factor (Algorithm 3)
     check(params)
     return params

@@ -26,10 +26,26 @@ from householder_mcmc.variational.gaussian import LowRankGaussian, check, ravel_
 
 __all__ = ["PBaMState", "pbam", "batch_and_match", "patch"]
 
+# The first lambda, which then decays like 1 / t. At 100 an update keeps a hundredth of the current Gaussian.
+_FIRST_LAMBDA = 100.0
 
+# lambda is at least so many times (mean score)^2 / variance of the scores. At 1 and below the square of the mean stands
+# for curvature (see above); at 10 it weighs a tenth of the spread.
+_SAFETY = 10.0
+
+# Twice the log-likelihood ratio up to which a mean score may be noise. The largest of a million, one for each
+# coordinate, of chi-squared variables with one degree of freedom is near 2 log 10^6 = 28.
+_NOISE = 30.0
+
+# Over-relaxation of the patch's EM: a step of EM times 1.2. Below 2 it converges (Salakhutdinov & Roweis 2003).
 _RELAXATION = 1.2
-_SAFETY = 10.0  # lambda over (mean score)^2 / variance of the scores
-_NOISE = 30.0  # log-likelihood ratio, times two, of a mean score that is noise in one of up to a million coordinates
+
+# The patch's EM hardly leaves a diagonal far below the variance of a coordinate given the others. One that is smaller
+# by more than the first of these factors starts at the second.
+_FAR_BELOW, _NEARER = 100, 0.1
+
+# Diagonals are kept above this many units of rounding of the variance, so that what is left of it has two digits.
+_ROUNDING = 100
 
 
 class PBaMState(NamedTuple):
@@ -82,7 +98,7 @@ def pbam(
         flat, unravel = ravel_mean(params)
         batch = clean(samples, scores, flat.mean)
         if regularisation is None:
-            strength = jnp.maximum(100 / (1 + state.count.astype(flat.mean.dtype)), _least(batch))
+            strength = jnp.maximum(_FIRST_LAMBDA / (1 + state.count.astype(flat.mean.dtype)), _least(batch))
         else:
             strength = regularisation(state.count) if callable(regularisation) else regularisation
         mean, covariance = batch_and_match(flat, batch, jnp.asarray(strength, flat.mean.dtype))
@@ -136,10 +152,9 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
     """The (diagonal, factor) nearest to a covariance L L^T, and the number of EM steps; O(k rank d) a step.
 
     Minimises KL(N(0, covariance) || N(0, diag(diagonal) + factor^T factor)), the likelihood of a factor analysis, by EM
-    (Rubin & Thayer 1982) over-relaxed by 1.2, the diagonal in logarithms. It starts at diagonal scales^2 and the best
-    factor for it; but EM hardly leaves a diagonal far below the variance of a coordinate given the others, so one below
-    a hundredth of that starts at a tenth. Diagonals are kept above 100 eps of the variance, and above eps^(1/2) of
-    scales^2, which `pbam` adds its update to.
+    (Rubin & Thayer 1982), over-relaxed, the diagonal in logarithms. It starts at diagonal scales^2 and the best factor
+    for it, but for coordinates far below their variance given the others. Diagonals are kept above 100 eps of the
+    variance, and above eps^(1/2) of scales^2, to which `pbam` adds its update.
 
     covariance: k eigenvectors, k >= rank, their eigenvalues in descending order.
     """
@@ -150,7 +165,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
     outside = jnp.maximum(1 - jnp.sum(squares, axis=0), 0)
     variances = outside + dot(eigenvalues, squares)
     conditional = 1 / (outside + dot(1 / eigenvalues, squares))
-    floor = jnp.maximum(100 * eps * variances, jnp.sqrt(eps))
+    floor = jnp.maximum(_ROUNDING * eps * variances, jnp.sqrt(eps))
     identity = jnp.eye(rank, dtype=dtype)
 
     def step(carry):
@@ -171,7 +186,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
         *_, gain, num_steps = carry
         return (gain > tolerance * variances.shape[0]) & (num_steps < max_steps)
 
-    diagonal = jnp.where(conditional > 100, 0.1 * conditional, 1)
+    diagonal = jnp.where(conditional > _FAR_BELOW, _NEARER * conditional, 1)
     factor = jnp.sqrt(jnp.maximum(eigenvalues[:rank] - 1, 0))[:, None] * eigenvectors[:rank]
     start = diagonal, factor, jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
     diagonal, factor, _, num_steps = lax.while_loop(goes_on, step, start)
