@@ -5,13 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import householder_mcmc as hm
-from householder_mcmc.cli import item_response, report
 from householder_mcmc.cli import main as command_line
 
 SMALL = ["--chains", "2", "--warmup", "40", "--draws", "30"]
@@ -207,22 +204,6 @@ def test_runs_as_a_module(tmp_path):
     assert done.stderr.strip() == f"error: no such file: {tmp_path / 'nowhere.py'}"
 
 
-def test_item_response_density_is_the_models(x64):
-    """Against the definition, written as Bernoulli log-probabilities of the asked entries."""
-    logdensity, initial_position, reference = item_response.load()
-    position = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), initial_position(jax.random.key(0)))
-    from importlib.resources import files
-
-    with (files("householder_mcmc") / "data" / "item_response.npz").open("rb") as file:
-        responses = np.load(file)["responses"]
-    student, question, mean = position
-    right = 1 / (1 + np.exp(-(mean + student[:, None] - question)))
-    expected = np.log(right[responses == 1]).sum() + np.log(1 - right[responses == 0]).sum()
-    expected -= 0.5 * ((student**2).sum() + (question**2).sum() + (mean - 0.75) ** 2)
-    np.testing.assert_allclose(logdensity(position), expected, rtol=1e-10)
-    assert [np.shape(leaf) for leaf in reference.sd] == [(400,), (100,), ()]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_may_import_its_neighbours_and_one_chain_has_no_rhat(tmp_path):
     (tmp_path / "neighbour.py").write_text("START = 1.0")
@@ -235,53 +216,3 @@ def test_a_model_may_import_its_neighbours_and_one_chain_has_no_rhat(tmp_path):
     arguments = ["--chains", "1", "--warmup", "20", "--draws", "3", "--rank", "1", "--json", str(results)]
     assert command_line.main(["sample", model, *arguments, "--output", str(tmp_path / "draws.npz")]) == 0
     assert json.loads(results.read_text())["schemes"]["two_ended"]["max_rhat"] is None
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_summary_of_independent_draws():
-    """1000 independent draws of 4 chains: ESS near 4000, errors as for 4000 draws, in the units the names say."""
-    rng = np.random.default_rng(0)
-    mean, sd = np.array([1.0, -2.0, 3.0]), np.array([1.0, 2.0, 4.0])
-    draws = (mean + sd * rng.normal(size=(4, 1000, 3))).astype(np.float32)
-    reference = mean + 0.5 * sd, 2 * sd, np.zeros(3)
-    summary = report.summarise(draws, 0.5, 7, 4000, 1000, 3.0, 2.0, reference)
-    np.testing.assert_allclose(summary["ess"], 4000, rtol=0.15)
-    np.testing.assert_allclose(summary["median_ess_per_second"], summary["median_ess"] / 2)
-    np.testing.assert_allclose(summary["median_ess_per_1000_gradients"], summary["median_ess"] / 4)
-    np.testing.assert_allclose(summary["min_ess_per_1000_gradients_with_warmup"], summary["min_ess"] / 5)
-    np.testing.assert_allclose(summary["max_abs_z"], 0.5 * np.sqrt(4000), rtol=0.15)
-    np.testing.assert_allclose([summary["min_sd_ratio"], summary["median_sd_ratio"]], 0.5, rtol=0.05)
-    assert abs(summary["max_rhat"] - 1) < 0.01 and summary["num_nonfinite"] == 7
-    # one chain elsewhere: chains and draws are told apart
-    draws[0] += 3 * sd
-    assert report.summarise(draws, 0.5, 0, 4000, 1000, 3.0, 2.0)["max_rhat"] > 1.3
-
-
-@pytest.mark.parametrize("name", ["diagonal", "dense", "low_rank", "low_rank_scaled", "householder"])
-def test_spectrum_is_that_of_the_covariance(name, monkeypatch):
-    rows = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 2)))[0].T.astype(np.float32)
-    scales = jnp.arange(1.0, 5.0)
-    preconditioner = {
-        "diagonal": hm.Diagonal(scales),
-        "dense": hm.Dense(jnp.asarray(np.random.default_rng(1).normal(size=(4, 4)), jnp.float32)),
-        "low_rank": hm.LowRank(jnp.full(4, 0.5), jnp.asarray(rows), jnp.array([3.0, 9.0])),
-        "low_rank_scaled": hm.LowRank(scales, jnp.asarray(rows), jnp.array([3.0, 0.1])),
-        "householder": hm.Householder(hm.reflections.compact(rows), scales),
-    }[name]
-    root = np.asarray(preconditioner.to_dense(), np.float64)
-    expected = np.linalg.eigvalsh(root @ root.T)
-    np.testing.assert_allclose(np.sort(report.spectrum(preconditioner)), expected, rtol=1e-4)
-    if name == "low_rank_scaled":
-        monkeypatch.setattr(report, "_MOST_DENSE", 3)
-        np.testing.assert_allclose(report.spectrum(preconditioner), np.diag(root @ root.T), rtol=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_diagnostics_with_and_without_arviz_agree(monkeypatch):
-    """The two correct for a finite length differently: by a few percent at 200 draws."""
-    pytest.importorskip("arviz")
-    draws = np.random.default_rng(0).normal(size=(4, 200, 3)).astype(np.float32)
-    with_arviz = report.ess_and_rhat(draws)
-    monkeypatch.setitem(sys.modules, "arviz", None)
-    for ours, theirs in zip(report.ess_and_rhat(draws), with_arviz, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0.05)

@@ -116,6 +116,35 @@ def test_each_warning_alone():
     assert "tails are heavy" in text
 
 
+def test_summary_of_independent_draws():
+    """1000 independent draws of 4 chains: ESS near 4000, errors as for 4000 draws, in the units the names say."""
+    rng = np.random.default_rng(0)
+    mean, sd = np.array([1.0, -2.0, 3.0]), np.array([1.0, 2.0, 4.0])
+    draws = (mean + sd * rng.normal(size=(4, 1000, 3))).astype(np.float32)
+    reference = mean + 0.5 * sd, 2 * sd, np.zeros(3)
+    summary = diagnostics.summarise(draws, 0.5, 7, 4000, 1000, 3.0, 2.0, reference)
+    np.testing.assert_allclose(summary["ess"], 4000, rtol=0.15)
+    np.testing.assert_allclose(summary["median_ess_per_second"], summary["median_ess"] / 2)
+    np.testing.assert_allclose(summary["median_ess_per_1000_gradients"], summary["median_ess"] / 4)
+    np.testing.assert_allclose(summary["min_ess_per_1000_gradients_with_warmup"], summary["min_ess"] / 5)
+    np.testing.assert_allclose(summary["max_abs_z"], 0.5 * np.sqrt(4000), rtol=0.15)
+    np.testing.assert_allclose([summary["min_sd_ratio"], summary["median_sd_ratio"]], 0.5, rtol=0.05)
+    assert abs(summary["max_rhat"] - 1) < 0.01 and summary["num_nonfinite"] == 7
+    # one chain elsewhere: chains and draws are told apart
+    draws[0] += 3 * sd
+    assert diagnostics.summarise(draws, 0.5, 0, 4000, 1000, 3.0, 2.0)["max_rhat"] > 1.3
+
+
+def test_diagnostics_with_and_without_arviz_agree(monkeypatch):
+    """The two correct for a finite length differently: by a few percent at 200 draws."""
+    pytest.importorskip("arviz")
+    draws = np.random.default_rng(0).normal(size=(4, 200, 3)).astype(np.float32)
+    with_arviz = diagnostics.ess_and_rhat(draws)
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    for ours, theirs in zip(diagnostics.ess_and_rhat(draws), with_arviz, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0.05)
+
+
 def funnel(x):
     return -(x[0] ** 2) / 18 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 0.5 * (len(x) - 1) * x[0]
 
