@@ -25,7 +25,7 @@ from householder_mcmc.cli import item_response, report
 from householder_mcmc.mcmc.chains import ravel_chains, run_chains
 from householder_mcmc.results import arviz, diagnostics
 
-# The schemes of `householder_mcmc`, by their rank.
+# Name of a scheme -> the scheme of a rank.
 SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),
@@ -35,8 +35,21 @@ SCHEMES = {
     "eigen_identity": hm.eigen_identity,
     "two_ended": hm.two_ended,
 }
-DEFAULT_RANKS = {"two_ended": 32}  # of the others 3
-DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}  # warm-up and draws, at about equal cost
+
+# Rank of a scheme if the user names none. For `two_ended` it is that scheme's own default: more directions than needed
+# cost time, not efficiency. For `eigen` and its relatives it should be the number of wide directions, which is unknown
+# here. So 3 is only a start, without a source: if more directions are wide, the chains stay slow along the others.
+DEFAULT_RANKS = {"two_ended": 32}
+DEFAULT_RANK = 3
+
+# Sampler -> steps of the warm-up and draws of each chain. The warm-up is as long as that of `householder_mcmc.warmup`.
+# 1000 independent draws of a chain have ten times the ESS below which there is a warning. A draw takes one gradient by
+# MALA and about five by HMC (5 in the demo, with `two_ended`), so MALA makes five times as many at an equal cost.
+DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}
+
+# Chains arrived late if the map was learnt in a smaller part of the warm-up. The largest part is 9/10: then the learner
+# never started anew. Chosen, without a source.
+_SMALLEST_PART_LEARNT = 1 / 3
 
 
 class UsageError(Exception):
@@ -72,7 +85,11 @@ def _parser():
     sample.add_argument("--scheme", choices=SCHEMES, default="two_ended", help="default %(default)s")
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
-    sample.add_argument("--rank", type=_positive, help="directions (default 32 for two_ended, else 3; at most d)")
+    sample.add_argument(
+        "--rank",
+        type=_positive,
+        help=f"directions, at most d (default {DEFAULT_RANKS['two_ended']} for two_ended, else {DEFAULT_RANK})",
+    )
     of_warmup, of_draws = (
         ", ".join(f"{lengths[i]} for {name}" for name, lengths in DEFAULT_LENGTHS.items()) for i in (0, 1)
     )
@@ -107,7 +124,7 @@ def _sample(arguments):
     _check_names(positions)
     _check_logdensity(logdensity, positions)
     name = arguments.scheme
-    arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, 3), ravel_chains(positions).shape[1])
+    arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), ravel_chains(positions).shape[1])
     scheme = _scheme(name, arguments.rank, logdensity, positions)
     trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
     saved = _save(*trace, output)
@@ -116,7 +133,7 @@ def _sample(arguments):
 
 
 def _scheme(name, rank, logdensity, positions):
-    """The scheme, if a sampler can start with it."""
+    """The scheme of this name and rank. Raises UsageError if chains cannot start with it."""
     try:
         scheme = SCHEMES[name](rank)
         hm.adaptive_mala.init(positions, logdensity, scheme, len(jax.tree.leaves(positions)[0]))
@@ -126,7 +143,11 @@ def _scheme(name, rank, logdensity, positions):
 
 
 def _run(name, scheme, logdensity, positions, arguments, reference=None):
-    """Warm up, freeze and sample: (states, infos, step size), summary, learnt spectrum."""
+    """Warm up, freeze the map and sample.
+
+    Returns (states, infos, step size), leaves (num_draws, num_chains, ...); the summary of the draws; and the learnt
+    spectrum, None if no figure is asked for.
+    """
     key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
     with _progress(f"{name}: warm-up"):
         start = time.perf_counter()
@@ -168,9 +189,9 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
 
 
 def _trouble(info, num_learnt, num_warmup):
-    """What speaks against the draws that they do not show themselves."""
+    """Warnings that the draws alone cannot give: of a late arrival, and of divergent trajectories."""
     found = []
-    if 3 * num_learnt < num_warmup:
+    if num_learnt < _SMALLEST_PART_LEARNT * num_warmup:
         found.append(f"chains arrived late: the map is that of {num_learnt} of {num_warmup} steps. Lengthen --warmup.")
     num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
     if num_divergent:
@@ -179,6 +200,7 @@ def _trouble(info, num_learnt, num_warmup):
 
 
 def _report(title, arguments, summaries, spectra):
+    """Print the table, the warnings and the ranks; write the files that are asked for."""
     print(f"\n{title}")
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
     print(f"{sizes} of {arguments.sampler.upper()}, seed {arguments.seed}\n")
@@ -201,7 +223,7 @@ def _report(title, arguments, summaries, spectra):
 
 
 def _check_outputs(arguments):
-    """Before anything runs: what is asked for can be written."""
+    """Raise UsageError if a file that is asked for cannot be written. Called before anything runs."""
     output = getattr(arguments, "output", None)
     suffixes = {"json": None, "plot": (".png", ".pdf", ".svg"), "output": (".nc", ".npz")}
     for option, path in {"json": arguments.json, "plot": arguments.plot, "output": output}.items():
@@ -218,6 +240,7 @@ def _check_outputs(arguments):
 
 
 def _load_model(path):
+    """Log-density and initial position of a Python file. Raises UsageError if it does not define both."""
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
@@ -233,7 +256,10 @@ def _load_model(path):
 
 
 def _initial_positions(initial_position, arguments) -> Any:
-    """Starting points with a leading chain axis: one draw per chain of a function, or copies of a pytree."""
+    """Starting points with a leading chain axis.
+
+    A function of a random key is called once for each chain, with keys that follow from the seed. A pytree is copied.
+    """
     keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
     if not callable(initial_position) and not jax.tree.leaves(initial_position):
         raise UsageError("initial_position has no arrays.")
@@ -265,7 +291,7 @@ def _check_names(positions):
 
 
 def _without_nan(value):
-    """JSON has no NaN: null instead."""
+    """The same with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _without_nan(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -274,7 +300,7 @@ def _without_nan(value):
 
 
 def _save(states, info, step_size, output):
-    """Write the draws and return where."""
+    """Write the draws and return where. If NetCDF fails they go to a `.npz` file beside it."""
     if output.suffix == ".nc":
         try:
             hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(output))
@@ -289,6 +315,7 @@ def _save(states, info, step_size, output):
 
 
 def _has_arviz():
+    """Whether ArviZ can be imported."""
     try:
         with warnings.catch_warnings(action="ignore"):
             import arviz as _  # noqa: F401
@@ -298,7 +325,7 @@ def _has_arviz():
 
 
 def _progress(label):
-    """BlackJAX's progress bar, if its extra is installed."""
+    """A context with BlackJAX's progress bar, or without one if its extra is not installed."""
     try:
         import jaxtap  # noqa: F401
         import tqdm  # noqa: F401
@@ -323,4 +350,5 @@ def _seed(text):
 
 
 def _one_line(error):
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,4 +1,4 @@
-"""What the command line shows of its runs: a table, and a figure of the learnt spectrum and the ESS."""
+"""What the command line shows: a table of diagnostics, and a figure of the learnt spectrum and the ESS."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,11 @@ from householder_mcmc.preconditioners.maps import Dense, LowRank
 
 __all__ = ["table", "figure", "spectrum"]
 
-_MOST_DENSE = 2000  # dimensions of a matrix that is built for a figure: 32 MB, and seconds for its singular values
+# The largest d for which a figure builds a (d, d) matrix: 16 MB in float32, and seconds for its singular values, little
+# beside the run. A round number, without another source.
+_MOST_DENSE = 2000
 
+# Number of a summary -> its label and format, in the order of the table.
 _ROWS = {
     "min_ess": ("bulk ESS, min over parameters", "{:.0f}"),
     "median_ess": ("bulk ESS, median", "{:.0f}"),
@@ -32,7 +35,10 @@ _ROWS = {
 
 
 def table(summaries: Mapping[str, dict]) -> str:
-    """One column per scheme."""
+    """A text with a column for each scheme, and a row for each number that a summary has.
+
+    summaries: name of a scheme -> its summary, as from `diagnostics.summarise`.
+    """
     lines = [("", *summaries)]
     for name, (label, form) in _ROWS.items():
         if any(name in summary for summary in summaries.values()):
@@ -45,7 +51,10 @@ def table(summaries: Mapping[str, dict]) -> str:
 
 
 def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], path) -> None:
-    """Save the learnt spectrum and the ESS of every parameter as a picture. Needs matplotlib."""
+    """Save a picture of the learnt spectrum and of the ESS of every parameter. Needs matplotlib.
+
+    spectra: name of a scheme -> its learnt variances, as from `spectrum`. summaries: as for `table`.
+    """
     from matplotlib.figure import Figure
 
     plot = Figure(figsize=(9, 3.6), layout="constrained")
@@ -62,10 +71,10 @@ def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], pat
 
 
 def spectrum(preconditioner: Any) -> np.ndarray:
-    """The learnt variances along the directions of a learner's map, (d,).
+    """The learnt variances, (d,): the eigenvalues of L L^T, in no order.
 
-    Of `Dense`, and of `LowRank` with unequal scales, at O(d^3): the eigenvalues of L L^T; above d = 2000 of such a
-    `LowRank` its diagonal, the variances of the coordinates.
+    Costs O(d^3) for `Dense`, and for `LowRank` with unequal scales. Above d = 2000 such a `LowRank` has the diagonal of
+    L L^T in their place, the variances of the coordinates.
     """
     is_low_rank = isinstance(preconditioner, LowRank)
     is_scaled = is_low_rank and np.ptp(preconditioner.scales) > 0
