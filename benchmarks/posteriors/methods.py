@@ -227,9 +227,9 @@ def mclmc(logdensity, starts, key, budget):
     return Sample(np.moveaxis(draws, 0, 1), num_gradients, 2 * num_chains * num_tuning, seconds)
 
 
-def nutpie(logdensity, starts, key, budget):
-    """nutpie with its low-rank mass matrix, one chain after another; seconds include its calls of Python."""
-    import nutpie as package
+def nutpie_model(logdensity, starts):
+    """A log-density for nutpie, in double precision; its chains start in `starts`, and again in the first after all."""
+    from nutpie.compiled_pyfunc import from_pyfunc
 
     dim = starts.shape[1]
     value_and_grad = jax.jit(jax.value_and_grad(logdensity))
@@ -243,7 +243,7 @@ def nutpie(logdensity, starts, key, budget):
     def initial_point(seed):
         return np.asarray(starts[next(handed_out) % len(starts)])
 
-    model = package.compiled_pyfunc.from_pyfunc(
+    return from_pyfunc(
         dim,
         lambda: logp,
         lambda *seeds: lambda x: {"x": np.asarray(x)},
@@ -252,6 +252,13 @@ def nutpie(logdensity, starts, key, budget):
         ["x"],
         make_initial_point_fn=initial_point,
     )
+
+
+def nutpie(logdensity, starts, key, budget):
+    """nutpie with its low-rank mass matrix, one chain after another; seconds include its calls of Python."""
+    import nutpie as package
+
+    model = nutpie_model(logdensity, starts)
     seed = int(jax.random.randint(key, (), 0, 2**30))
 
     def sample(num_draws):
