@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import householder_mcmc as hm
+from householder_mcmc.mcmc.chains import step_chains
 
 RANK = 32
 _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
@@ -78,10 +79,10 @@ def mala(scheme: Callable) -> Callable:
         num_steps = (budget.num_gradients - num_warmup) // num_chains
 
         def sample(key, state, parameters):
-            step = jax.vmap(hm.mala(logdensity, **parameters).step)
+            kernel = hm.mala(logdensity, **parameters)
 
             def all_chains(key, state):
-                return step(jax.random.split(key, num_chains), state)[0]
+                return step_chains(kernel.step, key, state)[0]
 
             return _collect(all_chains, state, key, num_steps, _thinning(dim, num_steps))
 
