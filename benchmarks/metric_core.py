@@ -8,6 +8,7 @@ ratio of the variance of all draws to the truth, along the leading eigenvectors 
 elsewhere. The table goes to standard output, in Markdown.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
-from benchmarks import targets
+from benchmarks import environment, targets
 from benchmarks.posteriors import methods
 from householder_mcmc.cli import item_response
 from householder_mcmc.results import diagnostics
@@ -70,6 +71,12 @@ def item_response_problem():
     )
 
 
+PROBLEMS = (
+    lambda: gaussian("first Gaussian, d = 100", 10, lambda rng: targets.gaussian_first(100, rng, 3)),
+    lambda: gaussian("second Gaussian, d = 100", 10, lambda rng: targets.gaussian_second(100, rng)),
+    lambda: gaussian("second Gaussian, d = 100", 32, lambda rng: targets.gaussian_second(100, rng)),
+    item_response_problem,
+)
 WARMUPS = {
     "`welford_diag`": lambda rank: methods.staged("welford_diag"),
     "BlackJAX low rank": methods.window_low_rank,
@@ -92,20 +99,21 @@ def run(problem, adapt, seed):
     return np.r_[alone, sizes / sample.num_gradients, explored.min(), explored.max(), rhat.max()]
 
 
+def row(number, warmup):
+    """The line of the table of `PROBLEMS[number]` with a warm-up of `WARMUPS`."""
+    problem = PROBLEMS[number]()
+    adapt = WARMUPS[warmup](problem.rank)
+    values = np.median([run(problem, adapt, seed) for seed in range(NUM_SEEDS)], axis=0)
+    columns = "{:.1f} / {:.1f} | {:.1f} / {:.1f} | {:.2f}-{:.2f} | {:.2f}".format(*values)
+    return f"| {problem.name} | {problem.rank} | {warmup} | {columns} |"
+
+
 def main():
-    problems = [
-        gaussian("first Gaussian, d = 100", 10, lambda rng: targets.gaussian_first(100, rng, 3)),
-        gaussian("second Gaussian, d = 100", 10, lambda rng: targets.gaussian_second(100, rng)),
-        gaussian("second Gaussian, d = 100", 32, lambda rng: targets.gaussian_second(100, rng)),
-        item_response_problem(),
-    ]
     print("| target | rank | warm-up | ESS per 1000 gradients, min / median | with warm-up | explored | max R-hat |")
     print("|---|---|---|---|---|---|---|")
-    for problem in problems:
-        for name, build in WARMUPS.items():
-            values = np.median([run(problem, build(problem.rank), seed) for seed in range(NUM_SEEDS)], axis=0)
-            columns = "{:.1f} / {:.1f} | {:.1f} / {:.1f} | {:.2f}-{:.2f} | {:.2f}".format(*values)
-            print(f"| {problem.name} | {problem.rank} | {name} | {columns} |", flush=True)
+    with environment.pool() as pool:
+        for line in pool.map(row, *zip(*itertools.product(range(len(PROBLEMS)), WARMUPS), strict=True)):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

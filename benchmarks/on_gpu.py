@@ -6,6 +6,7 @@ Precision is checked with JAX's default matrix products, which lose half the dig
 """
 
 import argparse
+import functools
 import itertools
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 import householder_mcmc as hm
 from benchmarks import scaling
+from householder_mcmc.mcmc.chains import step_chains
 
 NUM_CHAINS, DIM, NUM_STEPS = 1000, 1000, 200
 _SIZES = [(10**6, 10, 64), (10**6, 10, 4), (10**3, 10, 4), (10**5, 10, 4), (10**4, 10, 4), (10**3, 32, 64)]
@@ -73,7 +75,7 @@ def throughput(scheme: hm.Scheme | None, dim: int, num_chains: int) -> float:
     if scheme is None:
         kernel = blackjax.mala(logdensity, 0.05)
         state = jax.vmap(kernel.init)(positions)
-        step = jax.vmap(kernel.step)
+        step = functools.partial(step_chains, kernel.step)
     else:
         sampler = hm.adaptive_mala(logdensity, scheme, num_chains)
         state, step = sampler.init(positions), sampler.step
@@ -81,7 +83,7 @@ def throughput(scheme: hm.Scheme | None, dim: int, num_chains: int) -> float:
     @jax.jit
     def run(state, key):
         def one(state, key):
-            return step(key if scheme else jax.random.split(key, num_chains), state)[0], None
+            return step(key, state)[0], None
 
         return jax.lax.scan(one, state, jax.random.split(key, NUM_STEPS))[0]
 

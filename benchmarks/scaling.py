@@ -216,7 +216,7 @@ def _blackjax_mala(dim, chains):
     kernel = blackjax.mala(_gaussian, 0.1)
 
     def transition(key, state, _):
-        return jax.vmap(kernel.step)(jax.random.split(key, chains), state)[0]
+        return step_chains(kernel.step, key, state)[0]
 
     return *_keyed(transition, _start(dim, chains, blackjax.mala.init)), ()
 

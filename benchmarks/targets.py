@@ -15,7 +15,7 @@ from jax import Array
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
-__all__ = ["Gaussian", "Logistic", "XY", "gaussian_first", "gaussian_second", "logistic", "xy"]
+__all__ = ["Gaussian", "Logistic", "XY", "gaussian", "gaussian_first", "gaussian_second", "logistic", "xy"]
 
 NUM_LEADING = 3
 
@@ -47,6 +47,12 @@ class Gaussian(NamedTuple):
         return self.mean + rng.normal(size=(num_chains, len(self.mean))) @ factor.T
 
 
+def gaussian(mean: np.ndarray, basis: np.ndarray, variances: np.ndarray, num_leading: int = NUM_LEADING) -> Gaussian:
+    """With `variances` (d,) along the columns of `basis` (d, d)."""
+    order = np.argsort(-variances)[:num_leading]
+    return Gaussian(mean, (basis / variances) @ basis.T, basis.T[order], variances[order])
+
+
 def gaussian_first(dim: int, rng: np.random.Generator, num_significant: int) -> Gaussian:
     """Section 4.3.1: `num_significant` variances N(100, 0.01), the others 0.1; mean 5.
 
@@ -54,16 +60,14 @@ def gaussian_first(dim: int, rng: np.random.Generator, num_significant: int) -> 
     """
     basis = np.linalg.svd(np.full((dim, 1), dim**-0.5))[0]
     spectrum = np.r_[100 + 0.1 * rng.normal(size=num_significant), np.full(dim - num_significant, 0.1)]
-    order = np.argsort(-spectrum)[:num_significant]
-    return Gaussian(np.full(dim, 5.0), (basis / spectrum) @ basis.T, basis.T[order], spectrum[order])
+    return gaussian(np.full(dim, 5.0), basis, spectrum, num_significant)
 
 
 def gaussian_second(dim: int, rng: np.random.Generator, rank: int = 32) -> Gaussian:
     """Section 4.3.2: covariance diag(U(0, 1)) plus a factor of `rank` standard normal columns; mean N(0, I)."""
     mean, factor = rng.normal(size=dim), rng.normal(size=(dim, rank))
     variances, eigenvectors = np.linalg.eigh(np.diag(rng.uniform(size=dim)) + factor @ factor.T)
-    precision = (eigenvectors / variances) @ eigenvectors.T
-    return Gaussian(mean, precision, eigenvectors.T[::-1][:NUM_LEADING], variances[::-1][:NUM_LEADING])
+    return gaussian(mean, eigenvectors, variances)
 
 
 class Logistic(NamedTuple):

@@ -27,6 +27,7 @@ import numpy as np
 import optax
 
 import householder_mcmc as hm
+from benchmarks import environment
 from benchmarks.paper.baselines import Fit, authors_gaussian
 from householder_mcmc.variational import LowRankGaussian, fit, pbam, reverse_kl
 
@@ -170,11 +171,12 @@ def main():
         "|---" * len(columns) + "|",
     ]
     _emit(lines)
-    for name in TARGETS:
-        for dim in (50, 100, 200):
-            rows = compare(name, dim)
-            _emit(rows)
-            lines += rows
+    with environment.pool(1) as pool:  # one after another, for their times
+        for name in TARGETS:
+            for dim in (50, 100, 200):
+                rows = pool.submit(compare, name, dim).result()
+                _emit(rows)
+                lines += rows
     columns = "fit, steps x batch", "KL at the start", "KL", "seconds", "of the first call, with compilation"
     header = [
         "",
@@ -187,7 +189,8 @@ def main():
     lines += header
     for label in ("pBaM, 500 x 32", "reverse KL, Adam, 4000 x 8"):
         command = [sys.executable, "-m", "benchmarks.variational", "--large", label]
-        row = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        variables = environment.ONE_THREAD | os.environ
+        row = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout.strip()
         _emit([row])
         lines.append(row)
     if arguments.output:

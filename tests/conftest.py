@@ -46,10 +46,9 @@ def transform(request):
 
 @pytest.fixture
 def german_credit():
-    """Features (1000, 25), labels (1000,), and reference mean, sd and Monte Carlo error of the weights (25,).
+    """Log-density of the weights (25,) of a logistic regression, and their reference mean, sd and Monte Carlo error."""
+    from benchmarks.posteriors.problems import PROBLEMS
 
-    UCI Statlog (German credit); reference moments of inference-gym 0.0.5 (Apache License 2.0).
-    """
+    problem = PROBLEMS["German credit, d = 25"]()
     data = np.load(Path(__file__).parents[1] / "benchmarks" / "data" / "german_credit.npz")
-    moments = [data[f"weights_{name}"] for name in ("mean", "sd", "mcse")]
-    return jnp.asarray(data["features"]), jnp.asarray(data["labels"], jnp.float32), *moments
+    return problem.logdensity, problem.means, np.sqrt(problem.variances), data["weights_mcse"]

@@ -3,6 +3,7 @@
 import jax
 
 import householder_mcmc as hm
+from householder_mcmc.mcmc.chains import run_chains
 
 
 def chain(kernel, position, num_steps=200, seed=1):
@@ -22,10 +23,4 @@ def warm_up_and_sample(logdensity, scheme, positions, num_warmup, num_draws, sam
     warmup = hm.warmup(logdensity, scheme, num_chains, sampler=sampler)
     (state, parameters), _ = warmup.run(jax.random.key(0), positions, num_warmup)
     kernel = getattr(hm, sampler)(logdensity, **parameters)
-
-    def one_step(state, key):
-        state, info = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
-        return state, (state, info)
-
-    keys = jax.random.split(jax.random.key(1), num_draws)
-    return jax.jit(lambda state: jax.lax.scan(one_step, state, keys)[1])(state)
+    return jax.jit(lambda state: run_chains(kernel.step, jax.random.key(1), state, num_draws)[1])(state)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from targets import Gaussian
 
 import householder_mcmc as hm
+from benchmarks.targets import gaussian
 
 GAINS = {"default": hm.DEFAULT_GAINS, "latest": hm.LATEST_GAINS}
 NUM_CHAINS = 4
@@ -17,13 +17,13 @@ def wide_in_three_directions(dim):
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
     variances = np.r_[100.0, 64.0, 36.0, np.ones(dim - 3)]
-    return Gaussian(rng.normal(size=dim), (basis * variances) @ basis.T)
+    return gaussian(rng.normal(size=dim), basis, variances)
 
 
 def condition(target, preconditioner):
-    """Of the preconditioned covariance."""
+    """Of the preconditioned target."""
     root = np.asarray(preconditioner.to_dense(), np.float64)
-    return np.linalg.cond(np.linalg.solve(root, np.linalg.solve(root, target.covariance).T))
+    return np.linalg.cond(root.T @ target.precision @ root)
 
 
 @pytest.mark.slow
@@ -40,10 +40,10 @@ def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(NUM_CHAINS, 100))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    away = 1000 * directions @ np.linalg.cholesky(target.covariance).T
+    away = 1000 * directions @ np.linalg.cholesky(np.linalg.inv(target.precision)).T
     scheme = hm.two_ended(8) if name == "two_ended" else hm.eigen(3)
     warmup = hm.warmup(target.logdensity, scheme, NUM_CHAINS, sampler=sampler)
-    starts = {"draws": target.sample(rng, NUM_CHAINS), "apart": target.mean + away}
+    starts = {"draws": target.start(rng, NUM_CHAINS), "apart": target.mean + away}
     starts["one point"] = np.tile(starts["apart"][0], (NUM_CHAINS, 1))
     conditions = {}
     for kind, positions in starts.items():
@@ -70,7 +70,7 @@ def test_a_million_adaptive_steps(name):
 
         return jax.lax.fori_loop(0, num_steps, one_step, (state, jnp.zeros(100)))
 
-    starts = jnp.asarray(target.sample(np.random.default_rng(1), NUM_CHAINS), jnp.float32)
+    starts = jnp.asarray(target.start(np.random.default_rng(1), NUM_CHAINS), jnp.float32)
     state, totals = run(sampler.init(starts))
     acceptance = np.asarray(totals, np.float64).reshape(10, 10).sum(axis=1) / (num_steps // 10)
     np.testing.assert_allclose(acceptance[1:], 0.574, atol=0.01)

@@ -1,3 +1,1 @@
 """The experiments of Hird & Livingstone (2026), Section 4, rerun: `python -m benchmarks.paper`."""
-
-import benchmarks.environment  # noqa: F401

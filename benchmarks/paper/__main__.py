@@ -1,12 +1,11 @@
 """Rerun the paper's experiments: `python -m benchmarks.paper [--quick] [--settings program|text] [--only NAME]`."""
 
 import argparse
-import multiprocessing
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
+from benchmarks import environment
 from benchmarks.paper import figures, results, tables
 from benchmarks.paper.experiments import experiments
 
@@ -30,7 +29,7 @@ def main(arguments=None) -> None:
     started = time.perf_counter()
     dims = {name: results.load_experiment(name, options.settings, options.quick)[0].dims for name in names}
     tasks = sorted(((dim, name) for name in names for dim in dims[name]), reverse=True)  # the dearest first
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with environment.pool() as pool:
         runs = {
             pool.submit(results.run_by_name, name, options.settings, options.quick, dim): (name, dim)
             for dim, name in tasks

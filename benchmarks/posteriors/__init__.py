@@ -1,3 +1,1 @@
 """Samplers at about equal numbers of gradients, warm-up included, on the paper's targets and on real posteriors."""
-
-import benchmarks.environment  # noqa: F401

@@ -13,13 +13,12 @@ d = 1000 NUTS with a diagonal metric and our map learnt in each chain, and nutpi
 """
 
 import argparse
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks import environment
 from benchmarks.posteriors import results, study
 from benchmarks.posteriors.methods import METHODS
 from benchmarks.posteriors.problems import PROBLEMS
@@ -38,7 +37,7 @@ def main(arguments=None) -> None:
         options.out = Path(__file__).parents[1] / "results"
     names, methods = options.only or list(PROBLEMS), options.methods or list(METHODS)
     options.out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with environment.pool() as pool:
         runs = {pool.submit(study.run, name, methods, options.seeds): name for name in names}
         rows = {}
         for each in as_completed(runs):

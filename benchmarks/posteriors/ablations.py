@@ -9,10 +9,7 @@ varied); bulk ESS per 1000 gradients, smallest and median over the parameters; m
 
 import argparse
 import contextlib
-import multiprocessing
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +20,7 @@ import jax.numpy as jnp
 import pandas as pd
 
 import householder_mcmc as hm
+from benchmarks import environment
 from benchmarks.posteriors import problems
 from benchmarks.posteriors.methods import Budget, together, trajectories
 from benchmarks.posteriors.results import judge
@@ -135,7 +133,7 @@ def main(arguments=None) -> None:
     options = parser.parse_args(arguments)
     tasks = [(target, name) for name in CHANGES for target in TARGETS]
     tasks += [(TARGETS[0], name) for name in REFRESH]
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with environment.pool() as pool:
         runs = [pool.submit(run, *task, seed) for task in tasks for seed in range(options.seeds)]
         rows = pd.DataFrame([each.result() for each in runs])
     options.out.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import environment
 from householder_mcmc.results import diagnostics
 
 KERNELS = ("exponential", "squared exponential")
@@ -55,8 +56,10 @@ def simulate(kernel: str) -> np.ndarray:
     return rng.poisson(np.exp(f) / SIDE**2)
 
 
-def reference(kernel: str, counts) -> dict:
+@jax.enable_x64(True)
+def reference(kernel: str) -> dict:
     """counts, mean and sd, each (256,), and the smallest bulk ESS of the draws that they are of."""
+    counts = simulate(kernel)
     function = logdensity(kernel, counts)
     hessian = jax.jit(jax.hessian(function))
 
@@ -87,8 +90,8 @@ def reference(kernel: str, counts) -> dict:
 
 
 def main() -> None:
-    with jax.enable_x64(True):
-        results = {kernel: reference(kernel, simulate(kernel)) for kernel in KERNELS}
+    with environment.pool() as pool:
+        results = dict(zip(KERNELS, pool.map(reference, KERNELS), strict=True))
     np.savez(PATH, **{f"{kernel}/{name}": value for kernel, of in results.items() for name, value in of.items()})
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import householder_mcmc as hm
+from householder_mcmc.mcmc.chains import step_chains
 
 RANK = 32
 _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
@@ -78,10 +79,10 @@ def mala(scheme: Callable) -> Callable:
         num_steps = (budget.num_gradients - num_warmup) // num_chains
 
         def sample(key, state, parameters):
-            step = jax.vmap(hm.mala(logdensity, **parameters).step)
+            kernel = hm.mala(logdensity, **parameters)
 
             def all_chains(key, state):
-                return step(jax.random.split(key, num_chains), state)[0]
+                return step_chains(kernel.step, key, state)[0]
 
             return _collect(all_chains, state, key, num_steps, _thinning(dim, num_steps))
 
@@ -227,9 +228,9 @@ def mclmc(logdensity, starts, key, budget):
     return Sample(np.moveaxis(draws, 0, 1), num_gradients, 2 * num_chains * num_tuning, seconds)
 
 
-def nutpie(logdensity, starts, key, budget):
-    """nutpie with its low-rank mass matrix, one chain after another; seconds include its calls of Python."""
-    import nutpie as package
+def nutpie_model(logdensity, starts):
+    """A log-density for nutpie, in double precision; its chains start in `starts`, and again in the first after all."""
+    from nutpie.compiled_pyfunc import from_pyfunc
 
     dim = starts.shape[1]
     value_and_grad = jax.jit(jax.value_and_grad(logdensity))
@@ -243,7 +244,7 @@ def nutpie(logdensity, starts, key, budget):
     def initial_point(seed):
         return np.asarray(starts[next(handed_out) % len(starts)])
 
-    model = package.compiled_pyfunc.from_pyfunc(
+    return from_pyfunc(
         dim,
         lambda: logp,
         lambda *seeds: lambda x: {"x": np.asarray(x)},
@@ -252,6 +253,13 @@ def nutpie(logdensity, starts, key, budget):
         ["x"],
         make_initial_point_fn=initial_point,
     )
+
+
+def nutpie(logdensity, starts, key, budget):
+    """nutpie with its low-rank mass matrix, one chain after another; seconds include its calls of Python."""
+    import nutpie as package
+
+    model = nutpie_model(logdensity, starts)
     seed = int(jax.random.randint(key, (), 0, 2**30))
 
     def sample(num_draws):

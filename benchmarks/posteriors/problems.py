@@ -82,7 +82,7 @@ def _regression(name):
     features, labels = jnp.asarray(data["features"], float), jnp.asarray(data["labels"], float)
 
     def logdensity(weights):
-        logits = features @ weights
+        logits = jnp.matmul(features, weights, precision="highest")
         return jnp.sum(labels * logits - jnp.logaddexp(0, logits)) - 0.5 * jnp.sum(weights**2)
 
     return Problem(logdensity, _prior_draws(features.shape[1]), data["weights_mean"], data["weights_sd"] ** 2)

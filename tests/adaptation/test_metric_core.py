@@ -9,12 +9,12 @@ import pytest
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax.flatten_util import ravel_pytree
 from programs import largest_array
-from targets import paper_first
 
 import householder_mcmc as hm
+from benchmarks.targets import gaussian_first
 
 DIM, RANK = 30, 2
-TARGET = paper_first(DIM, RANK, np.random.default_rng(0))
+TARGET = gaussian_first(DIM, np.random.default_rng(0), RANK)
 
 
 def logdensity(position):
@@ -25,15 +25,14 @@ def explained(inverse_mass_matrix):
     """Learnt over true variance: along the wide directions, and in the narrow ones on average."""
     root = np.asarray(hm.as_preconditioner(inverse_mass_matrix).to_dense(), np.float64)
     covariance = root @ root.T
-    variances, wide = TARGET.leading(RANK)
-    along = np.einsum("id,de,ie->i", wide, covariance, wide)
-    return along / variances, (np.trace(covariance) - along.sum()) / (DIM - RANK) / 0.1
+    along = np.einsum("id,de,ie->i", TARGET.directions, covariance, TARGET.directions)
+    return along / TARGET.variances, (np.trace(covariance) - along.sum()) / (DIM - RANK) / 0.1
 
 
 @pytest.mark.parametrize("tail", ["isotropic", "unit"])
 def test_a_window_learns_what_the_scheme_learns(tail, dtype):
     """The start is the first draw; the map in use changes at the ends of windows only; nothing is forgotten there."""
-    xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 50), dtype)
+    xs = jnp.asarray(TARGET.start(np.random.default_rng(1), 50), dtype)
     scheme = hm.eigen(RANK, tail)
     core = hm.metric_core(scheme)
     state, learnt = core.init(DIM), scheme.init(xs[:1])
@@ -81,13 +80,13 @@ def test_nuts_warmup_jitted_and_vmapped(scheme):
         _, (draws, steps) = jax.lax.scan(one_step, state, jax.random.split(key_sample, 500))
         return parameters["inverse_mass_matrix"], draws, steps
 
-    xs = jnp.asarray(TARGET.sample(np.random.default_rng(1), 4), jnp.float32)
+    xs = jnp.asarray(TARGET.start(np.random.default_rng(1), 4), jnp.float32)
     positions = {"a": xs[:, :10], "b": xs[:, 10:]}
     keys = jax.random.split(jax.random.key(0), 4)
     efficiency = {}
     for name, metric in {"ours": hm.metric_core(scheme), "diagonal": "welford_diag"}.items():
         learnt, draws, steps = jax.jit(jax.vmap(lambda key, x, metric=metric: run(metric, key, x)))(keys, positions)
-        ess = blackjax.ess(draws @ jnp.asarray(TARGET.leading(RANK)[1].T, jnp.float32))
+        ess = blackjax.ess(draws @ jnp.asarray(TARGET.directions.T, jnp.float32))
         efficiency[name] = float(ess.min() / steps.sum())
         for i in range(4) if name == "ours" else ():
             wide, narrow = explained(jax.tree.map(lambda leaf, i=i: leaf[i], learnt))

@@ -10,6 +10,7 @@ from targets import skewed_logdensity
 
 import householder_mcmc as hm
 from householder_mcmc.adaptation.samplers import SAMPLERS
+from householder_mcmc.mcmc.chains import run_chains
 
 DIM, NUM_CHAINS = 5, 4
 
@@ -22,13 +23,10 @@ def sample(logdensity, state, parameters, num_draws, sampler, seed=3):
     """Acceptance rates (num_draws, NUM_CHAINS)."""
     kernel = sampler(logdensity, **parameters)
 
-    def one_step(state, key):
-        state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
-        return state, info.acceptance_rate
+    def run(state):
+        return run_chains(kernel.step, jax.random.key(seed), state, num_draws, lambda _, info: info.acceptance_rate)[1]
 
-    return jax.jit(lambda state, keys: jax.lax.scan(one_step, state, keys))(
-        state, jax.random.split(jax.random.key(seed), num_draws)
-    )[1]
+    return jax.jit(run)(state)
 
 
 @pytest.mark.parametrize("sampler, target", [("mala", 0.574), ("hmc", 0.8)])

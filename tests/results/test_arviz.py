@@ -9,6 +9,7 @@ from blackjax.util import run_inference_algorithm
 from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
+from householder_mcmc.mcmc.chains import run_chains
 from householder_mcmc.results.arviz import label
 
 arviz = pytest.importorskip("arviz")
@@ -56,12 +57,7 @@ def test_frozen_run_with_its_warmup():
     warmup = hm.warmup(logdensity, hm.diagonal(), NUM_CHAINS, keep=lambda state, info: (state.chains, info))
     (state, parameters), info = warmup.run(jax.random.key(0), starts(), 10)
     kernel = hm.hmc(logdensity, **parameters)
-
-    def one_step(state, key):
-        state, info = jax.vmap(kernel.step)(jax.random.split(key, NUM_CHAINS), state)
-        return state, (state, info)
-
-    _, (states, infos) = jax.lax.scan(one_step, state, jax.random.split(jax.random.key(1), NUM_DRAWS))
+    _, (states, infos) = run_chains(kernel.step, jax.random.key(1), state, NUM_DRAWS)
     trace = hm.to_arviz(states, infos, step_size=parameters["step_size"], warmup=info.history)
     assert group(trace, "warmup_posterior")["a"].shape == (NUM_CHAINS, 9)  # the last tenth does not learn
     assert group(trace, "warmup_sample_stats")["step_size"].shape == (NUM_CHAINS, 9)
