@@ -8,6 +8,8 @@ found again by all that it was compiled for (`program`).
 import functools
 import inspect
 import operator
+import sys
+import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 __all__ = ["shared", "program"]
 
@@ -25,8 +28,8 @@ R = TypeVar("R")
 # before do not fill the memory.
 _MOST_PROGRAMS = 16
 
-# Packages whose functions read no data of the user's.
-_LIBRARIES = ("jax", "jaxlib", "numpy", "builtins", "householder_mcmc")
+# Folders of Python itself and of installed packages.
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 def shared(factory: Callable[P, R]) -> Callable[P, R]:
@@ -83,15 +86,16 @@ class _Function:
         self.read()
 
     def read(self) -> None:
-        """Look up the objects that the function can read without being given them."""
-        found, left = {}, [self.value]
+        """Look up the objects that the function can read without being given them, each as often as it is held."""
+        self.objects, seen, left = [], set(), [self.value]
         while left:
             thing = left.pop()
-            if id(thing) not in found:
-                found[id(thing)] = thing
+            # a bound method is made anew at each access; its function and its object say what it is
+            if not isinstance(thing, types.MethodType):
+                self.objects.append(thing)
+            if id(thing) not in seen:
+                seen.add(id(thing))
                 left.extend(_parts(thing))
-        # a bound method is made anew at each access; its function and its object say what it is
-        self.objects = [thing for thing in found.values() if not isinstance(thing, types.MethodType)]
 
     @property
     def reads_tracer(self) -> bool:
@@ -118,34 +122,58 @@ def _is_hashable(arguments):
     return True
 
 
-def _parts(thing):
-    """What an object holds that a function reads through it."""
+def _parts(thing) -> list:
+    """What an object holds that a function reads through it. The code of installed packages does not change."""
     if isinstance(thing, types.FunctionType):
-        if (thing.__module__ or "").partition(".")[0] in _LIBRARIES and not thing.__closure__:
-            return []
         cells = list(inspect.getclosurevars(thing).nonlocals.values()) if thing.__closure__ else []
-        names = sorted(_names(thing.__code__))
-        named = [thing.__globals__[name] for name in names if name in thing.__globals__]
-        named += [vars(module)[name] for module in _modules(named) for name in names if name in vars(module)]
-        return [*cells, *named, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        return [*cells, *defaults, *([] if _is_installed(thing.__module__) else _named(thing))]
     if isinstance(thing, types.MethodType):
         return [thing.__self__, thing.__func__]
     if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
+        return [thing.func, *thing.args, *thing.keywords, *thing.keywords.values()]
     if isinstance(thing, dict):
-        return list(thing.values())
+        return [*thing, *thing.values()]
     if isinstance(thing, list | tuple | set | frozenset):
-        return list(thing)
-    if isinstance(thing, type | types.ModuleType | jax.Array) or not hasattr(thing, "__dict__"):
+        return [*_attributes(thing), *thing]
+    if isinstance(thing, type):
+        return [] if _is_installed(thing.__module__) else [*vars(thing).values(), *thing.__bases__]
+    if isinstance(thing, types.ModuleType | jax.Array | np.ndarray):
         return []
-    return [type(thing).__call__, *vars(thing).values()] if callable(thing) else list(vars(thing).values())
+    return _attributes(thing)
 
 
-def _modules(things):
-    return [thing for thing in things if isinstance(thing, types.ModuleType)]
+def _attributes(thing):
+    """The class of an object, and what the object holds by name."""
+    slots = [name for each in type(thing).__mro__ for name in vars(each).get("__slots__", ()) if hasattr(thing, name)]
+    return [type(thing), *getattr(thing, "__dict__", {}).values(), *(getattr(thing, name) for name in slots)]
+
+
+def _named(function):
+    """The globals that a function names, and what it names in modules of them."""
+    names = sorted(_names(function.__code__))
+    found, seen, left = [], set(), [function.__globals__]
+    while left:
+        scope = left.pop()
+        for thing in (scope[name] for name in names if name in scope):
+            found.append(thing)
+            if isinstance(thing, types.ModuleType) and id(thing) not in seen and not _is_installed(thing.__name__):
+                seen.add(id(thing))
+                left.append(vars(thing))
+    return found
 
 
 def _names(code):
-    """The global names in a function's code, and in that of the functions inside."""
+    """The names in a function's code, and in that of the functions inside."""
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return {*code.co_names, *(name for each in inner for name in _names(each))}
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is Python's own, of an installed package, or this library's."""
+    package = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if package in sys.builtin_module_names or package == __name__.partition(".")[0]:
+        return True
+    return file is not None and any(file.startswith(folder) for folder in _INSTALLED)
