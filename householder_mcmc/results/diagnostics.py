@@ -56,7 +56,8 @@ def summarise(
         Wall time.
     reference
         Optional (mean, sd, mcse), each (d,): known moments, and the Monte Carlo standard error of the known mean. The
-        error of a mean is then z = (mean of draws - mean) / sqrt(standard error^2 + mcse^2).
+        error of a mean is then z = (mean of draws - mean) / sqrt(standard error^2 + mcse^2),
+        infinite where a chain is stuck.
     label
         Index of a parameter -> its name in the warnings.
 
@@ -78,8 +79,9 @@ def summarise(
     if reference is not None:
         mean, sd, mcse = reference
         draws_sd = draws.std(axis=(0, 1), dtype=np.float64)
-        z = (draws.mean(axis=(0, 1), dtype=np.float64) - mean) / np.sqrt(draws_sd**2 / ess_mean + mcse**2)
-        summary["max_abs_z"] = np.max(np.abs(z))
+        draws_mean, is_stuck = draws.mean(axis=(0, 1), dtype=np.float64), ess_mean == 0
+        error = np.sqrt(draws_sd**2 / np.where(is_stuck, 1, ess_mean) + mcse**2)
+        summary["max_abs_z"] = np.max(np.where(is_stuck, np.inf, np.abs(draws_mean - mean) / error))
         summary["min_sd_ratio"], summary["median_sd_ratio"] = np.min(draws_sd / sd), np.median(draws_sd / sd)
     summary = {name: float(value) for name, value in summary.items()}
     trouble = warnings(draws, acceptance_rate, ess_bulk, tail_ess(draws), rhat, label)

@@ -156,6 +156,14 @@ def test_summary_of_independent_draws():
     assert diagnostics.summarise(draws, 0.5, 0, 4000, 1000, 3.0, 2.0)["max_rhat"] > 1.3
 
 
+def test_a_stuck_chain_has_no_z():
+    """Its error is not known: infinite, not the 0 of a perfect mean."""
+    draws = independent_draws().astype(np.float32)
+    draws[1] = 50.0
+    reference = np.zeros(3), np.ones(3), np.zeros(3)
+    assert diagnostics.summarise(draws, 0.5, 0, 4000, 400, 1.0, 1.0, reference)["max_abs_z"] == np.inf
+
+
 def test_a_large_mean_changes_nothing(library):
     """float32 has steps of 1/16 at 10^6: draws of unit variance are rounded, sums of 1000 of them lose the rest."""
     large = (1e6 + independent_draws()).astype(np.float32)
