@@ -160,14 +160,26 @@ def value_at(logdensity):
 
 SCALE = 1.0
 SETTINGS = types.SimpleNamespace(scale=1.0)
+MODULE = types.ModuleType("module")
+MODULE.scale = 1.0
+MODULE.inner = types.ModuleType("inner")
+MODULE.inner.scale = 1.0
 
 
 def reads_a_global(x):
     return -jnp.sum(x**2) - SCALE
 
 
-def reads_a_module_like_global(x):
+def reads_an_object(x):
     return -jnp.sum(x**2) - SETTINGS.scale
+
+
+def reads_a_module(x):
+    return -jnp.sum(x**2) - MODULE.scale
+
+
+def reads_a_module_in_a_module(x):
+    return -jnp.sum(x**2) - MODULE.inner.scale
 
 
 def calls_one_that_reads_a_global(x):
@@ -183,10 +195,11 @@ def test_a_changed_global_is_seen(function, monkeypatch):
     assert value_at(function) == -1
 
 
-def test_a_changed_attribute_of_a_global_is_seen(monkeypatch):
-    assert value_at(reads_a_module_like_global) == -1
-    monkeypatch.setattr(SETTINGS, "scale", 7.0)
-    assert value_at(reads_a_module_like_global) == -7
+@pytest.mark.parametrize("function, thing", [(reads_an_object, SETTINGS), (reads_a_module, MODULE)])
+def test_a_changed_attribute_of_a_global_is_seen(function, thing, monkeypatch):
+    assert value_at(function) == -1
+    monkeypatch.setattr(thing, "scale", 7.0)
+    assert value_at(function) == -7
 
 
 def in_a_closure(data):
@@ -306,17 +319,8 @@ class Slots:
         return -jnp.sum(x**2) - self.scale
 
 
-NESTED = types.ModuleType("nested")
-NESTED.inner = types.ModuleType("inner")
-NESTED.inner.scale = 1.0
-
-
 def reads_a_class(x):
     return -jnp.sum(x**2) - Switches.scale
-
-
-def reads_a_module_in_a_module(x):
-    return -jnp.sum(x**2) - NESTED.inner.scale
 
 
 def is_seen(function, change):
@@ -372,7 +376,7 @@ def test_a_changed_slot_is_seen():
 
 @pytest.mark.xfail(strict=True, reason="modules inside modules are taken for constants")
 def test_a_changed_module_in_a_module_is_seen(monkeypatch):
-    assert is_seen(reads_a_module_in_a_module, lambda: monkeypatch.setattr(NESTED.inner, "scale", 7.0))
+    assert is_seen(reads_a_module_in_a_module, lambda: monkeypatch.setattr(MODULE.inner, "scale", 7.0))
 
 
 def test_data_as_an_argument_of_jit_compiles_once_and_keeps_no_tracer(compilations):
@@ -419,6 +423,13 @@ def test_a_traced_value_is_never_kept():
     jax.clear_caches()
     traced(2.0)
     assert len(built) == 7
+
+    def batched(data):  # without jit, where only the function's own parts are traced
+        function = in_a_closure(data)
+        assert find(function) is not find(function)
+        return find(function)(jnp.zeros(2))
+
+    np.testing.assert_array_equal(jax.vmap(batched)(jnp.array([1.0, 2.0])), [-1, -2])
     first, second = find(once, np.ones(2)), find(once, np.ones(2))  # without a hash
     assert first is not second and first(1) == 2
 

@@ -311,8 +311,11 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 @pytest.mark.parametrize("sampler, target", [("mala", 0.574), ("hmc", 0.8)])
 @pytest.mark.parametrize("num_steps", [20, 40, 80, 400, 2000])
 def test_step_size_works_after_any_warmup(num_steps, sampler, target):
-    """Frozen acceptance on a Gaussian, d = 20. Few steps can only come near; many must hit the target. The bounds are
-    several times the spread over seeds."""
+    """Frozen acceptance on a Gaussian, d = 20. Few steps can only come near; many must hit the target.
+
+    HMC's step size is that of the learning phase. MALA's comes from there with an acceptance of 0.8, and few steps of
+    tuning leave some of that. The bounds are two to four times the standard deviation of 12 seeds above their mean.
+    """
     x = jnp.asarray(np.random.default_rng(1).normal(size=(NUM_CHAINS, 20)), jnp.float32)
 
     def logdensity(x):
@@ -321,7 +324,8 @@ def test_step_size_works_after_any_warmup(num_steps, sampler, target):
     warmup = hm.warmup(logdensity, hm.none(), NUM_CHAINS, sampler=sampler)
     (state, parameters), _ = warmup.run(jax.random.key(0), x, num_steps)
     acceptance = sample(logdensity, state, parameters, 1000, sampler=getattr(hm, sampler)).mean()
-    assert abs(acceptance - target) < (0.03 if num_steps == 2000 else 0.06 if num_steps == 400 else 0.3)
+    mala, hmc = {20: (0.28, 0.08), 40: (0.25, 0.06), 80: (0.19, 0.07), 400: (0.06, 0.05), 2000: (0.03, 0.03)}[num_steps]
+    assert abs(acceptance - target) < (mala if sampler == "mala" else hmc)
 
 
 def test_counts_nonfinite_proposals_by_chain():
