@@ -119,9 +119,10 @@ def test_a_huge_improvement_is_accepted(nats):
 
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 1e2, 1e4])
 def test_step_size_finds_its_value(scale):
-    """A proposal that is 10^4 times too wide or too narrow has a working step size after 100 steps."""
+    """A proposal that is 10^4 times too wide or too narrow accepts as it should from step 100 on: 1200 rates have a
+    standard error below 0.01, and six seeds differ by 0.003."""
     _, info = run(lambda x: gaussian(x / scale), hm.none(), scale * jnp.ones((4, 5)), 400)
-    assert 0.3 < info.acceptance_rate[100:].mean() < 0.8
+    assert abs(info.acceptance_rate[100:].mean() - 0.574) < 0.02
 
 
 def test_a_stuck_chain_does_not_hide():
@@ -145,11 +146,18 @@ def test_a_stuck_chain_does_not_hide():
 @pytest.mark.parametrize("num_chains, dim, rank", [(1, 3, 1), (1, 1, 1), (5, 1, 1), (12, 4, 4), (4, 4, 4), (1, 4, 4)])
 @pytest.mark.parametrize("tail", ["free", "isotropic", "unit"])
 def test_shapes_at_the_edge(num_chains, dim, rank, tail):
-    """One chain, one dimension, full rank, more chains than dimensions; all chains at one point."""
-    state, info = run(gaussian, hm.eigen(rank, tail), jnp.ones((num_chains, dim)), 1000)
-    root = hm.eigen(rank, tail).preconditioner(state.scheme).to_dense()
-    assert np.all(np.isfinite(root)) and np.linalg.cond(root) < 10
-    assert 0.3 < info.acceptance_rate[500:].mean() < 0.85
+    """One chain, one dimension, full rank, more chains than dimensions; all chains at one point.
+
+    Standard deviations from 0.5 to 5 are learnt within a factor of 1.4, all directions considered: in three seeds
+    within 1.21, for one chain of 1000 steps.
+    """
+    scales = jnp.array([5.0, 1.0, 1.0] if rank == 1 else [5.0, 2.0, 1.0, 0.5])[:dim]
+    scheme = hm.eigen(rank, tail)
+    state, info = run(lambda x: gaussian(x / scales), scheme, jnp.ones((num_chains, dim)), 1000)
+    root = np.asarray(scheme.preconditioner(state.scheme).to_dense(), float)
+    widths = np.linalg.svd(root / np.asarray(scales)[:, None], compute_uv=False)
+    assert 1 / 1.4 < widths[-1] and widths[0] < 1.4
+    assert abs(info.acceptance_rate[500:].mean() - 0.574) < 0.1
 
 
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
@@ -191,9 +199,12 @@ def test_far_mean_and_unequal_scales_in_float32():
     ids=["zero score", "unused coordinate"],
 )
 def test_a_flat_direction_does_no_harm(logdensity, scheme):
-    """For 1000 adaptive steps, after which it is up to 10^8 times as wide as the other."""
+    """For 1000 adaptive steps, after which it is up to 10^8 times as wide as the other.
+
+    The acceptance, with a target of 0.574, was 0.40-0.58 in four seeds of each scheme.
+    """
     state, info = run(logdensity, scheme, jnp.ones((4, 2)), 1000)
-    assert np.all(np.isfinite(state.position)) and 0.3 < info.acceptance_rate[300:].mean() < 0.9
+    assert np.all(np.isfinite(state.position)) and 0.35 < info.acceptance_rate[300:].mean() < 0.65
 
 
 @pytest.mark.slow

@@ -9,7 +9,9 @@ import pytest
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
+from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.samplers import SAMPLERS
+from householder_mcmc.adaptation.warmup import _Climb, _learning_gain, _one_step, _start
 from householder_mcmc.mcmc.chains import run_chains
 
 DIM, NUM_CHAINS = 5, 4
@@ -98,12 +100,144 @@ def test_far_starts_of_unscaled_coordinates(dtype):
     assert jnp.ptp(state.logdensity) < 30
 
 
-def test_num_learnt_counts_from_the_last_start():
-    """A start in equilibrium is the only one; a warm-up that is too short ends on its way."""
-    run = jax.jit(hm.warmup(lambda x: -jnp.sum(x**2) / 2, hm.diagonal()).run, static_argnums=2)
+@pytest.mark.parametrize("size, num_steps, low, high", [(1, 100, 90, 90), (1e4, 30, 1, 9), (1e4, 300, 100, 260)])
+def test_num_learnt_is_the_number_of_updates_since_the_last_start(size, num_steps, low, high):
+    """A start in equilibrium is the only one; a warm-up that is too short ends on its way; one that is long enough has
+    some steps left. The learner's own count says how many."""
+    warmup = hm.warmup(lambda x: -jnp.sum(x**2) / 2, hm.diagonal(), keep=lambda state, info: state.scheme.count)
     near = jax.random.normal(jax.random.key(0), (4, 5))
-    assert run(jax.random.key(1), near, 100)[1].num_learnt == 90
-    assert run(jax.random.key(1), 1e4 * near, 30)[1].num_learnt < 10
+    _, info = warmup.run(jax.random.key(1), size * near, num_steps)
+    assert info.num_learnt == info.history[-1]
+    assert low <= info.num_learnt <= high
+
+
+def climb(level=0.0, resets_left=0, steps_learnt=50):
+    return _Climb(jnp.atleast_1d(jnp.asarray(level, float)), jnp.asarray(resets_left), jnp.asarray(steps_learnt))
+
+
+@pytest.mark.parametrize(
+    "dim, count, limit",
+    [
+        (100, 0, 70),  # the first half of 400 steps: 6 sqrt(d) + 10
+        (100, 199, 70),
+        (100, 200, 110),  # then d + 10
+        (100, 399, 110),
+        (10_000, 199, 610),
+        (10_000, 200, 10_010),
+        (9, 0, 19),  # below d = 36 that is less than 6 sqrt(d) + 10
+        (9, 200, 19),
+        (36, 0, 46),
+    ],
+)
+def test_a_climb_is_a_rise_beyond_what_draws_differ_by(dim, count, limit):
+    for rise, expected in ((limit - 0.5, False), (limit + 0.5, True)):
+        # of one chain of three, from a level of its own
+        start = climb([-1000.0, 0.0, 5.0])
+        new, has_begun = start.watch(start.level + jnp.array([0, rise, -1e6]), dim, jnp.asarray(count), 400)
+        assert has_begun == expected
+        assert new.resets_left == (10 if expected else 0) and new.steps_learnt == (0 if expected else 51)
+        np.testing.assert_allclose(new.level, [-1000, rise, -999_995] if expected else [-1000, 0, 5])
+
+
+@pytest.mark.parametrize(
+    "count, steps_learnt, expected", [(99, 0, True), (100, 20, False), (100, 21, True), (5000, 20, False)]
+)
+def test_from_step_100_on_a_climb_waits_for_20_steps_of_learning(count, steps_learnt, expected):
+    _, has_begun = climb(steps_learnt=steps_learnt).watch(jnp.array([1e6]), 4, jnp.asarray(count), 10_000)
+    assert has_begun == expected
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_level_that_is_not_finite_is_replaced_by_the_first_log_density(value):
+    """That is no climb, however far it rises; from there on it may become one."""
+    start = climb([value, 0.0])
+    first, has_begun = start.watch(jnp.array([-1e5, 3.0]), 4, jnp.asarray(0), 100)
+    assert not has_begun and first.steps_learnt == 51
+    np.testing.assert_array_equal(first.level, [-1e5, 0])
+    second, has_begun = first.watch(jnp.array([-9e4, 3.0]), 4, jnp.asarray(1), 100)
+    assert has_begun
+    np.testing.assert_array_equal(second.level, [-9e4, 3])
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_log_density_that_is_not_finite_is_no_climb(value):
+    _, has_begun = climb().watch(jnp.array([value]), 4, jnp.asarray(0), 100)
+    assert not has_begun
+
+
+def test_a_climb_resets_ten_times_and_then_counts_each_step():
+    """It begins at step 3, is at its level at steps 3 to 12, and again begins at step 20."""
+    logdensity = np.r_[np.zeros(3), 100 + np.arange(17), np.full(20, 500.0)]
+    state, found = climb(steps_learnt=0), []
+    for count, value in enumerate(logdensity):
+        state, has_begun = state.watch(jnp.array([value]), 4, jnp.asarray(count), 1000)
+        found.append((bool(has_begun), int(state.resets_left), int(state.steps_learnt), float(state.level[0])))
+    begun, resets_left, steps_learnt, level = map(list, zip(*found, strict=True))
+    assert [step for step, begins in enumerate(begun) if begins] == [3, 20]
+    assert resets_left == [0] * 3 + [*range(10, 0, -1)] + [0] * 7 + [*range(10, 0, -1)] + [0] * 10
+    assert steps_learnt == [1, 2, 3] + [0] * 10 + [*range(1, 8)] + [0] * 10 + [*range(1, 11)]
+    assert level == [0] * 3 + [*range(100, 110)] + [109] * 7 + [500] * 20
+
+
+def test_the_gain_of_the_step_size_has_a_floor_while_the_map_is_learnt():
+    """(t + 2)^(-0.7) at first; 0.1 from t = 25 on, so that the step size follows the map."""
+    gains = [_learning_gain(count) for count in (0, 8, 24, 25, 1000, 10**6)]
+    np.testing.assert_allclose(gains, [2**-0.7, 10**-0.7, 26**-0.7, 0.1, 0.1, 0.1], rtol=1e-6)
+
+
+NUM_LEARNING = 400
+
+
+@jax.jit
+def one_step(key, state):
+    """A step of a warm-up of 400 steps of learning, and some of tuning, on N(0, 100 I)."""
+    return _one_step(key, state, wide, hm.none(), SAMPLERS["hmc"], 0.8, NUM_LEARNING)[0]
+
+
+def wide(x):
+    return -jnp.sum(x**2) / 200
+
+
+def made_state(num_steps, rise=0.0, **adaptive_fields):
+    """After some steps, at a log-density that is higher by `rise` than where the learner last started."""
+    state = _start(adaptive.init(starts(), wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS))
+    fields = {name: jnp.asarray(value, getattr(state.adaptive, name).dtype) for name, value in adaptive_fields.items()}
+    return state._replace(
+        adaptive=state.adaptive._replace(**fields),
+        climb=state.climb._replace(level=state.climb.level - rise, steps_learnt=jnp.asarray(num_steps, jnp.int32)),
+        count=jnp.asarray(num_steps, jnp.int32),
+    )
+
+
+@pytest.mark.parametrize("rise", [0.0, 1000.0])
+def test_where_a_climb_begins_the_step_size_is_sought_anew(rise):
+    """The side of the acceptance and the count of its gain start again, as the learner does."""
+    new = one_step(jax.random.key(0), made_state(250, rise, first_error_sign=1, count=77))
+    assert (new.adaptive.first_error_sign, new.adaptive.count) == ((0, 0) if rise else (1, 78))
+    assert (new.climb.resets_left, new.climb.steps_learnt) == ((10, 0) if rise else (0, 251))
+    assert new.count == 251
+
+
+def test_no_climb_begins_in_the_last_phase():
+    before = made_state(NUM_LEARNING + 5, 1000.0)
+    chex.assert_trees_all_equal(one_step(jax.random.key(0), before).climb, before.climb)
+
+
+def test_no_step_repeats_the_random_numbers_of_another():
+    """The first two steps of both phases from one state. Trajectories have one step in both, because it is so long, and
+    nearly all are accepted: with the same key they would end at the same point."""
+    ends = []
+    for count in (0, 1, NUM_LEARNING, NUM_LEARNING + 1):
+        state = made_state(count, log_sigma=np.log(1.98))
+        chains = one_step(jax.random.key(0), state).adaptive.chains
+        again = one_step(jax.random.key(0), state).adaptive.chains
+        np.testing.assert_array_equal(chains.position, again.position)
+        ends.append(np.asarray(chains.position))
+    has_moved = [np.any(end != starts(), axis=1) for end in ends]
+    for i in range(4):
+        for j in range(i):
+            both = has_moved[i] & has_moved[j]
+            assert both.sum() > 1 and np.all(np.abs(ends[i] - ends[j])[both] > 1e-6)
 
 
 def test_unknown_sampler_or_impossible_target():
@@ -175,8 +309,11 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 @pytest.mark.parametrize("sampler, target", [("mala", 0.574), ("hmc", 0.8)])
 @pytest.mark.parametrize("num_steps", [20, 40, 80, 400, 2000])
 def test_step_size_works_after_any_warmup(num_steps, sampler, target):
-    """Frozen acceptance on a Gaussian, d = 20. Few steps can only come near; many must hit the target. The bounds are
-    several times the spread over seeds."""
+    """Frozen acceptance on a Gaussian, d = 20. Few steps can only come near; many must hit the target.
+
+    HMC's step size is that of the learning phase. MALA's comes from there with an acceptance of 0.8, and few steps of
+    tuning leave some of that. The bounds are two to four times the standard deviation of 12 seeds above their mean.
+    """
     x = jnp.asarray(np.random.default_rng(1).normal(size=(NUM_CHAINS, 20)), jnp.float32)
 
     def logdensity(x):
@@ -185,7 +322,8 @@ def test_step_size_works_after_any_warmup(num_steps, sampler, target):
     warmup = hm.warmup(logdensity, hm.none(), NUM_CHAINS, sampler=sampler)
     (state, parameters), _ = warmup.run(jax.random.key(0), x, num_steps)
     acceptance = sample(logdensity, state, parameters, 1000, sampler=getattr(hm, sampler)).mean()
-    assert abs(acceptance - target) < (0.03 if num_steps == 2000 else 0.06 if num_steps == 400 else 0.3)
+    mala, hmc = {20: (0.28, 0.08), 40: (0.25, 0.06), 80: (0.19, 0.07), 400: (0.06, 0.05), 2000: (0.03, 0.03)}[num_steps]
+    assert abs(acceptance - target) < (mala if sampler == "mala" else hmc)
 
 
 def test_counts_nonfinite_proposals_by_chain():

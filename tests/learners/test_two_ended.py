@@ -8,6 +8,7 @@ from programs import assert_full_precision, largest_array
 
 import householder_mcmc as hm
 from benchmarks.targets import gaussian_second
+from householder_mcmc.learners.two_ended import _centre
 
 DIM, RANK, NUM_CHAINS, BLOCK = 40, 6, 4, 10
 VARIANCES = np.array([300.0, 40.0, 5.0, 0.2, 0.03, 0.004])  # along RANK directions, in units of the scales
@@ -181,14 +182,67 @@ def test_a_bad_block_changes_nothing(value):
     np.testing.assert_array_equal(before.mean, after.mean)
 
 
-@pytest.mark.parametrize("still", [0, slice(None)])
+@pytest.mark.parametrize("still", ["draws", "scores", "both"])
 def test_a_coordinate_without_variance(still):
-    """Of the draws, of the scores (a flat direction), or of all: finite, and the others are learnt."""
-    draws, scores = draws_and_scores(covariance(), 100)
+    """Of its draws, of its scores (a flat direction) or of both: finite, and the 39 others are learnt as without it,
+    from a condition number of 1e6 or more."""
+    rng, scheme = np.random.default_rng(0), hm.two_ended(RANK)
+    rows = np.linalg.qr(rng.normal(size=(DIM - 1, RANK)))[0].T
+    scales = np.exp(rng.normal(size=DIM - 1))
+    others = scales[:, None] * (np.eye(DIM - 1) + (rows.T * (VARIANCES - 1)) @ rows) * scales
+    matrix = np.eye(DIM)
+    matrix[1:, 1:] = others
+    draws, scores = draws_and_scores(matrix, 100)
+    draws = draws if still == "scores" else draws.at[..., 0].set(1.0)
+    scores = scores if still == "draws" else scores.at[..., 0].set(0.0)
+    root = np.asarray(scheme.preconditioner(learn(scheme, draws, scores)).to_dense(), float)
+    assert np.all(np.isfinite(root)) and np.linalg.matrix_rank(root) == DIM
+    of_others = (root @ root.T)[1:, 1:]
+    assert np.linalg.cond(others) > 1e6
+    assert np.linalg.cond(np.linalg.solve(np.linalg.cholesky(others), np.linalg.cholesky(of_others))) ** 2 < 1.7
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, -1e5 / 3])
+def test_scores_that_do_not_vary_teach_nothing(level):
+    """Of a linear log-density: but for rounding, which is no variance, even where chains' means carry some."""
+    draws, scores = draws_and_scores(covariance(), 3)
+    constant = (level * (1 + 3e-7 * np.random.default_rng(0).choice([-1, 0, 1], scores.shape))).astype(np.float32)
     scheme = hm.two_ended(RANK)
-    for pair in ((draws.at[..., still].set(1.0), scores), (draws, scores.at[..., still].set(0.0))):
-        root = scheme.preconditioner(learn(scheme, *pair)).to_dense()
-        assert np.all(np.isfinite(root)) and np.linalg.matrix_rank(root) == DIM
+    np.testing.assert_array_equal(scheme.preconditioner(learn(scheme, draws, constant)).to_dense(), np.eye(DIM))
+
+
+def test_draws_that_do_not_vary_leave_a_map_with_an_inverse():
+    """Where scores do, they show narrow directions and no wide ones."""
+    draws, scores = draws_and_scores(covariance(), 3)
+    scheme = hm.two_ended(RANK)
+    root = scheme.preconditioner(learn(scheme, jnp.ones_like(draws), scores)).to_dense()
+    widths = np.linalg.svd(np.asarray(root, float), compute_uv=False)
+    assert 1e-3 < widths[-1] < 0.5 and np.all(widths < 1 + 1e-5)
+    np.testing.assert_allclose(widths[: DIM - RANK], 1, rtol=1e-5)
+
+
+def test_rounding_about_a_mean_is_no_variance_of_scores(dtype):
+    """Within 8 units of it; draws keep all their digits, since a mean far from 0 says nothing of their scale."""
+    eps = float(jnp.finfo(dtype).eps)
+    units = np.array([[0, 4, -4, 7, -7], [32, -32, 0, 64, 4]])[:, :, None] * eps  # two chains, five steps
+    values = jnp.asarray(1024 * (1 + units), dtype).transpose(1, 0, 2)
+    draws, scores = _centre(jnp.stack([values, values]), jnp.full((2, 2, 1), 1024, dtype))
+    expected = 1024 * eps * np.array([0, 32, 4, -32, -4, 0, 7, 64, -7, 4])  # a unit below 1024 is half of one above
+    np.testing.assert_allclose(draws[:, 0], expected, rtol=0, atol=0)
+    np.testing.assert_array_equal(scores[:, 0], np.where(np.abs(expected) > 8 * 1024 * eps, expected, 0))
+
+
+@pytest.mark.parametrize("negligible, left", [(1.0, []), (1.2, [1, 2]), (2.5, [0, 1, 2]), (5.0, [0, 1, 2, 3])])
+def test_directions_near_unit_variance_are_left_as_they_are(negligible, left):
+    """Within the factor `negligible`, upwards and downwards, of the corrected eigenvalues 2, 1.1, 0.88, 1/3, 6."""
+    scheme = hm.two_ended(5, negligible=negligible)
+    state = scheme.init(jnp.zeros((1, 6)))
+    fitted, corrections = jnp.array([1.0, 1.1, 0.8, 1 / 3, 6.0]), jnp.log(jnp.array([2, 1, 1.1, 1, 1]))
+    state = state._replace(preconditioner=state.preconditioner._replace(eigenvalues=fitted), corrections=corrections)
+    expected = np.array([2, 1.1, 0.88, 1 / 3, 6.0])
+    expected[left] = 1
+    np.testing.assert_allclose(scheme.preconditioner(state).eigenvalues, expected, rtol=1e-6)
+    assert int(scheme.preconditioner(state).effective_rank(1.001)) == 5 - len(left)
 
 
 def test_bad_input():

@@ -90,9 +90,10 @@ def test_a_step_that_is_far_too_long_is_divergent(step_size, is_divergent):
     assert info.is_divergent == is_divergent and not info.is_nonfinite
 
 
-def test_a_trajectory_that_is_not_finite_is_divergent():
+@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
+def test_a_trajectory_that_is_not_finite_is_divergent(value):
     def logdensity(x):
-        return jnp.where(jnp.all(x > 0), -jnp.sum(x), -jnp.inf)
+        return jnp.where(jnp.all(x > 0), -jnp.sum(x), value)
 
     state = hm.hmc.init(jnp.full(3, 1e-3), logdensity)
     _, info = hm.hmc.build_kernel()(jax.random.key(0), state, logdensity, 1.0, jnp.ones(3))

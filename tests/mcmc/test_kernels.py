@@ -79,6 +79,22 @@ def test_a_bad_start_under_jit_is_left_at_once_and_flagged(sampler, value):
     assert info.is_accepted and info.is_nonfinite and jnp.isfinite(state.logdensity)
 
 
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("part", ["logdensity", "logdensity_grad"])
+def test_a_bad_start_moves_as_if_it_had_no_gradient(sampler, part, value):
+    """Else the proposal of a start without a finite gradient is never finite, and the chain stays for ever."""
+    kernel = sampler(skewed_logdensity, jnp.linspace(0.5, 1.5, DIM))
+    good = kernel.init(jnp.linspace(-1, 1, DIM))
+    bad = good._replace(logdensity=jnp.asarray(value)) if part == "logdensity" else good
+    bad = bad._replace(logdensity_grad=good.logdensity_grad.at[1].set(value)) if part == "logdensity_grad" else bad
+    step = jax.jit(kernel.step)
+    state, info = step(jax.random.key(0), bad)
+    without, _ = step(jax.random.key(0), good._replace(logdensity_grad=jnp.zeros(DIM)))
+    assert info.is_accepted and info.is_nonfinite and info.acceptance_rate == 1
+    assert jnp.any(without.position != good.position)  # accepted as well
+    np.testing.assert_allclose(state.position, without.position, rtol=1e-6)
+
+
 def test_a_step_size_that_is_not_a_number_moves_nothing(sampler):
     @jax.jit
     def step(factor):
