@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numpyro")
@@ -9,9 +10,27 @@ pytest.importorskip("nutpie")
 pytest.importorskip("pymc")
 
 from benchmarks.first_answer import __main__ as first_answer  # noqa: E402
+from benchmarks.first_answer.child import MODELS  # noqa: E402
 
 MODEL = "logistic regression, d = 25"
 SMALL = ["--models", MODEL, "--samplers", "ours", "--repeats", "1", "--warmup", "20", "--draws", "30", "--out"]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", MODELS)
+def test_both_forms_of_a_model_are_one_posterior(name):
+    """Up to a constant, parameters in the same order."""
+    problem, of_pymc = MODELS[name].problem(), MODELS[name].of_pymc()
+    start = of_pymc.initial_point()
+    ends = np.cumsum([np.size(value) for value in start.values()])
+    logp = of_pymc.compile_logp(mode="FAST_COMPILE")
+    points = np.asarray(problem.starts(0, 3))
+    theirs = [
+        logp({name: part.reshape(np.shape(start[name])) for name, part in zip(start, np.split(x, ends), strict=False)})
+        for x in points
+    ]
+    ours = [float(problem.logdensity(x)) for x in points]
+    np.testing.assert_allclose(np.diff(ours), np.diff(theirs), rtol=1e-6)
 
 
 @pytest.mark.study
