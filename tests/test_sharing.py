@@ -372,6 +372,62 @@ def test_a_changed_module_in_a_module_is_seen(monkeypatch):
     assert is_seen(reads_a_module_in_a_module, lambda: monkeypatch.setattr(MODULE.inner, "scale", 7.0))
 
 
+class Descriptors:
+    """A global read through each kind of method."""
+
+    @property
+    def by_property(self):
+        return SCALE
+
+    @staticmethod
+    def by_staticmethod():
+        return SCALE
+
+    @classmethod
+    def by_classmethod(cls):
+        return SCALE
+
+
+@pytest.mark.xfail(strict=True, reason="the functions inside are not looked up")
+@pytest.mark.parametrize(
+    "read",
+    [lambda thing: thing.by_property, lambda thing: thing.by_staticmethod(), lambda thing: thing.by_classmethod()],
+    ids=["property", "staticmethod", "classmethod"],
+)
+def test_a_changed_global_that_a_descriptor_names_is_seen(read, monkeypatch):
+    thing = Descriptors()
+    change = functools.partial(monkeypatch.setitem, globals(), "SCALE", 7.0)
+    assert is_seen(lambda x: -jnp.sum(x**2) - read(thing), change)
+
+
+@pytest.mark.xfail(strict=True, reason="a program of two shapes is looked up by what the last of its traces read")
+def test_a_sampler_in_use_does_not_pass_its_old_data_to_a_new_one():
+    """It is made with data 1 and traced; at another shape it is traced with the data of then, 7. So must a new one be
+    at the first shape."""
+    model = Model(1.0)
+
+    def one_step(sampler, dim):
+        state = sampler.init(jnp.zeros((1, dim)))
+        state, _ = sampler.step(jax.random.key(0), state._replace(log_sigma=jnp.asarray(-10.0)))  # is accepted
+        return float(state.chains.logdensity[0])
+
+    old = hm.adaptive_mala(model, hm.none(), num_chains=1)
+    np.testing.assert_allclose(one_step(old, 2), -1, rtol=1e-3)
+    model.data = 7.0
+    np.testing.assert_allclose(one_step(old, 3), -7, rtol=1e-3)
+    np.testing.assert_allclose(one_step(hm.adaptive_mala(model, hm.none(), num_chains=1), 2), -7, rtol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="a cell of the closure that is still empty cannot be read")
+def test_a_variable_of_the_closure_may_have_no_value_yet():
+    def logdensity(x):
+        return -jnp.sum(x**2) - 1 if x.shape == (2,) else later
+
+    value = value_at(logdensity)
+    later = 0.0
+    assert value == -1 and later == 0
+
+
 def test_data_as_an_argument_of_jit_compiles_once_and_keeps_no_tracer(compilations):
     """Two data sets, one program, the answers of each."""
 
