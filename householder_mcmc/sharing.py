@@ -62,8 +62,12 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
         traced = build(function.value, *static)
 
         def trace(*args):
+            is_as_before = function == _Function(function.value)
             results = traced(*args)
-            function.read()  # what it reads may have been changed by being traced, as by a count of its calls
+            # being traced may change what it reads, as by a count of its calls
+            function.objects = (
+                _reads(function.value) if is_as_before else [object()]
+            )  # else two data are in the program
             return results
 
         trace.__name__ = traced.__name__
@@ -83,26 +87,15 @@ class _Function:
 
     def __init__(self, value: Callable):
         self.value = value
-        self.read()
-
-    def read(self) -> None:
-        """Look up the objects that the function can read without being given them, each as often as it is held."""
-        self.objects, seen, left = [], set(), [self.value]
-        while left:
-            thing = left.pop()
-            # a bound method is made anew at each access; its function and its object say what it is
-            if not isinstance(thing, types.MethodType):
-                self.objects.append(thing)
-            if id(thing) not in seen:
-                seen.add(id(thing))
-                left.extend(_parts(thing))
+        self.objects = _reads(value)
+        self.identity = id(self.objects[0])
 
     @property
     def reads_tracer(self) -> bool:
         return any(isinstance(thing, jax.core.Tracer) for thing in self.objects)
 
     def __hash__(self):
-        return id(self.objects[0])
+        return self.identity
 
     def __eq__(self, other):
         return len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
@@ -122,14 +115,31 @@ def _is_hashable(arguments):
     return True
 
 
+def _reads(function: Callable) -> list:
+    """The function and the objects that it can read without being given them, each as often as it is held."""
+    objects, seen, left = [], set(), [function]
+    while left:
+        thing = left.pop()
+        # a bound method is made anew at each access; its function and its object say what it is
+        if not isinstance(thing, types.MethodType):
+            objects.append(thing)
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            left.extend(_parts(thing))
+    return objects
+
+
 def _parts(thing) -> list:
     """What an object holds that a function reads through it. The code of installed packages does not change."""
     if isinstance(thing, types.FunctionType):
-        cells = list(inspect.getclosurevars(thing).nonlocals.values()) if thing.__closure__ else []
         defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        return [*cells, *defaults, *([] if _is_installed(thing.__module__) else _named(thing))]
+        return [*map(_content, thing.__closure__ or ()), *defaults, *_named(thing)]
     if isinstance(thing, types.MethodType):
         return [thing.__self__, thing.__func__]
+    if isinstance(thing, staticmethod | classmethod):
+        return [thing.__func__]
+    if isinstance(thing, property):
+        return [thing.fget]
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, *thing.keywords, *thing.keywords.values()]
     if isinstance(thing, dict):
@@ -143,6 +153,14 @@ def _parts(thing) -> list:
     return _attributes(thing)
 
 
+def _content(cell):
+    """What a variable of a closure holds, if it has a value yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def _attributes(thing):
     """The class of an object, and what the object holds by name."""
     slots = [name for each in type(thing).__mro__ for name in vars(each).get("__slots__", ()) if hasattr(thing, name)]
@@ -151,6 +169,8 @@ def _attributes(thing):
 
 def _named(function):
     """The globals that a function names, and what it names in modules of them."""
+    if _is_installed(function.__module__):
+        return []
     names = sorted(_names(function.__code__))
     found, seen, left = [], set(), [function.__globals__]
     while left:
