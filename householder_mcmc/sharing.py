@@ -7,6 +7,7 @@ found again by all that it was compiled for (`program`).
 
 import functools
 import inspect
+import logging
 import operator
 import sys
 import sysconfig
@@ -30,6 +31,8 @@ _MOST_PROGRAMS = 16
 
 # Folders of Python itself and of installed packages.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+_SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def shared(factory: Callable[P, R]) -> Callable[P, R]:
@@ -131,6 +134,8 @@ def _reads(function: Callable) -> list:
 
 def _parts(thing) -> list:
     """What an object holds that a function reads through it. The code of installed packages does not change."""
+    if type(thing) in _SCALARS:
+        return []
     if isinstance(thing, types.FunctionType):
         defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
         return [*map(_content, thing.__closure__ or ()), *defaults, *_named(thing)]
@@ -148,7 +153,7 @@ def _parts(thing) -> list:
         return [*_attributes(thing), *thing]
     if isinstance(thing, type):
         return [] if _is_installed(thing.__module__) else [*vars(thing).values(), *thing.__bases__]
-    if isinstance(thing, types.ModuleType | jax.Array | np.ndarray):
+    if isinstance(thing, types.ModuleType | jax.Array | np.ndarray | logging.Logger):
         return []
     return _attributes(thing)
 

@@ -327,7 +327,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learni
     # 2. In its phase the learner starts anew where chains climb, and the step size is sought anew.
     x, _ = adaptive.good_draws(learnt.chains)
     climb, has_begun = state.climb.watch(learnt.chains.logdensity, x.shape[1], count, num_learning)
-    climb = jax.tree.map(partial(jnp.where, is_tuning), state.climb, climb)
+    climb, has_begun = jax.tree.map(partial(jnp.where, is_tuning), (state.climb, False), (climb, has_begun))
     is_reset = ~is_tuning & (climb.resets_left > 0)
     learnt = learnt._replace(
         scheme=only_if(is_reset, lambda learner: scheme.start_anew(learner, x), learnt.scheme),

@@ -100,7 +100,7 @@ def build_kernel() -> Callable:
         _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
         log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
         state, choice = accept_or_reject(key_accept, log_ratio, state, end)
-        is_divergent = ~(log_ratio >= -_DIVERGENCE_THRESHOLD)
+        is_divergent = ~((log_ratio >= -_DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
         return state, HMCInfo(*choice, is_divergent, num_steps)
 
     return kernel

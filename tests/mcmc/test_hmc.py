@@ -90,7 +90,7 @@ def test_a_step_that_is_far_too_long_is_divergent(step_size, is_divergent):
     assert info.is_divergent == is_divergent and not info.is_nonfinite
 
 
-@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
+@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf, jnp.inf])
 def test_a_trajectory_that_is_not_finite_is_divergent(value):
     def logdensity(x):
         return jnp.where(jnp.all(x > 0), -jnp.sum(x), value)
