@@ -1,14 +1,16 @@
 """What each part and each setting of `hm.two_ended` does, and of `refresh_every` in `hm.eigen`: one change at a time.
 
-    python -m benchmarks.posteriors.ablations [--seeds N] [--out FOLDER]
+    python -m benchmarks.posteriors.ablations [--seeds N] [--warmup] [--out FOLDER]
 
 HMC as in `benchmarks.posteriors`: 100,000 gradients of 4 chains, of which a warm-up of 500 steps takes a part (unless
 varied); bulk ESS per 1000 gradients, smallest and median over the parameters; medians over the seeds. Writes
-`ablations.csv` and `ablations.md`.
+`ablations.csv` and `ablations.md`, and for the constants of the warm-up (30,000 gradients, targets whose chains start
+far away among them) `warmup_constants.csv` and `warmup_constants.md`.
 """
 
 import argparse
 import contextlib
+import math
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -91,10 +93,53 @@ REFRESH = {
 }
 
 
+WARMUP_TARGETS = ("second Gaussian, d = 100", "diamonds, d = 26", "log-Gaussian Cox process, d = 102")
+WARMUP_GRADIENTS = 30_000
+# Constants of `adaptation.warmup` and `adaptation.adaptive`, and other values of them.
+WARMUP = {
+    "warm-up as it is": {},
+    **{f"_RISE {value}": {"_RISE": value} for value in (0, 30)},
+    **{f"_DEVIATIONS {value}": {"_DEVIATIONS": value} for value in (3, 20)},
+    **{f"_RESETS {value}": {"_RESETS": value} for value in (1, 30)},
+    **{f"_SLOW {value}": {"_SLOW": value} for value in (20, 500)},
+    **{f"_SPELL {value}": {"_SPELL": value} for value in (5, 80)},
+    **{f"_GROWTH {value}": {"_GROWTH": value} for value in (2, 32)},
+    **{f"_SMALLEST_LEARNING_GAIN {value}": {"_SMALLEST_LEARNING_GAIN": value} for value in (0.0, 0.03, 0.3)},
+    "_TUNING_GAIN t^-0.7": {"_TUNING_GAIN": hm.power_decay(0.7, offset=1.0)},
+    **{f"_AVERAGE_GAIN {c}": {"_AVERAGE_GAIN": hm.growing_memory(c)} for c in (1.0, 10.0)},
+    **{f"_LARGEST_FALL log {value}": {"_LARGEST_FALL": math.log(value)} for value in (2, 16)},
+    **{f"_ACCEPTANCE_MEMORY {value}": {"_ACCEPTANCE_MEMORY": value} for value in (10, 250)},
+    **{f"_STUCK {value}": {"_STUCK": value} for value in (0.4, 0.9)},
+    **{f"_SMALLEST_RATE {value}": {"_SMALLEST_RATE": value} for value in (0.001, 0.1)},
+}
+
+
+@contextlib.contextmanager
+def with_constants(changes: dict):
+    """A context in which constants of the warm-up have other values."""
+    modules = [import_module(f"householder_mcmc.adaptation.{name}") for name in ("warmup", "adaptive")]
+    with contextlib.ExitStack() as stack:
+        for name, value in changes.items():
+            (module,) = (module for module in modules if hasattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, value))
+        with compiled_anew():
+            yield
+
+
+@contextlib.contextmanager
+def compiled_anew():
+    """A context that shares no compiled program with what is outside: what is patched is no argument of theirs."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@contextlib.contextmanager
 def without_scales():
     """A context in which `two_ended` leaves every coordinate's scale at 1."""
     module = import_module("householder_mcmc.learners.two_ended")
-    return mock.patch.object(module, "_scales", lambda variances, old: jnp.ones_like(old))
+    with mock.patch.object(module, "_scales", lambda variances, old: jnp.ones_like(old)), compiled_anew():
+        yield
 
 
 def run(target: str, name: str, seed: int) -> dict:
@@ -107,6 +152,19 @@ def run(target: str, name: str, seed: int) -> dict:
         row = judge(problem, method(problem.logdensity, starts, jax.random.key(seed), budget))
     print(f"{target} | {name} | {row['min_ess']:.3g} / {row['median_ess']:.3g}", flush=True)
     return {"target": target, "change": name, "seed": seed} | row
+
+
+def run_warmup(target: str, name: str, num_seeds: int) -> list[dict]:
+    """Rows of results, one a seed, which share a compiled program."""
+    method, rows = trajectories(hm.hmc, together(hm.two_ended(RANK))), []
+    with jax.enable_x64(True), with_constants(WARMUP[name]):
+        problem = problems.PROBLEMS[target]()
+        for seed in range(num_seeds):
+            starts, budget = problem.starts(seed, 4), Budget(WARMUP_GRADIENTS)
+            row = judge(problem, method(problem.logdensity, starts, jax.random.key(seed), budget))
+            rows.append({"target": target, "change": name, "seed": seed} | row)
+            print(f"{target} | {name} | {row['min_ess']:.3g} / {row['median_ess']:.3g}", flush=True)
+    return rows
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -129,16 +187,26 @@ def main(arguments=None) -> None:
         prog="python -m benchmarks.posteriors.ablations", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--warmup", action="store_true", help="only the constants of the warm-up")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="folder of the results")
     options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
     tasks = [(target, name) for name in CHANGES for target in TARGETS]
     tasks += [(TARGETS[0], name) for name in REFRESH]
     with environment.pool() as pool:
-        runs = [pool.submit(run, *task, seed) for task in tasks for seed in range(options.seeds)]
-        rows = pd.DataFrame([each.result() for each in runs])
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows.to_csv(options.out / "ablations.csv", index=False, float_format="%.4g")
-    (options.out / "ablations.md").write_text(table(rows) + "\n")
+        of_warmup = [
+            pool.submit(run_warmup, target, name, options.seeds) for name in WARMUP for target in WARMUP_TARGETS
+        ]
+        runs = [pool.submit(run, *task, seed) for task in tasks for seed in range(options.seeds) if not options.warmup]
+        _write(options.out / "warmup_constants", [row for each in of_warmup for row in each.result()])
+        if runs:
+            _write(options.out / "ablations", [each.result() for each in runs])
+
+
+def _write(path, rows):
+    rows = pd.DataFrame(rows)
+    rows.to_csv(path.with_suffix(".csv"), index=False, float_format="%.4g")
+    path.with_suffix(".md").write_text(table(rows) + "\n")
     print(table(rows))
 
 

@@ -30,6 +30,12 @@ __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
 # The last phase has this part of the steps.
 _TUNING_PART = 10
 
+# A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
+# more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
+# standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
+_RISE = 10
+_DEVIATIONS = 6
+
 # The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
 _RESETS = 10
 
@@ -124,13 +130,11 @@ class _Climb(NamedTuple):
     def watch(self, logdensity, dim, count, num_steps):
         """The climb after step `count` of `num_steps`, and whether a new one has begun.
 
-        logdensity (num_chains,): of the chains now. Of two draws of a Gaussian in d dimensions the log-densities differ
-        by d^(1/2), in standard deviation. A rise of d + 10 is no such difference. In the first half, where starting
-        anew costs little, 6 d^(1/2) + 10 is enough: six standard deviations.
+        logdensity (num_chains,): of the chains now.
         """
         rise = logdensity - self.level
         is_early = 2 * count < num_steps
-        limit = 10 + jnp.where(is_early, min(dim, 6 * math.sqrt(dim)), dim).astype(rise.dtype)
+        limit = _RISE + jnp.where(is_early, min(dim, _DEVIATIONS * math.sqrt(dim)), dim).astype(rise.dtype)
         may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
         has_begun = jnp.any(jnp.isfinite(rise) & (rise > limit)) & may_begin
         resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
