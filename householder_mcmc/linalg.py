@@ -68,7 +68,7 @@ def leading(x: Array, num: int) -> Array:
 
 def at_leading(x: Array, num: int):
     """x.at[..., :num], by index: where the axis is sharded, XLA then sends `num` numbers a row, and not all of x."""
-    return x.at[..., jnp.arange(num)]
+    return jnp.asarray(x).at[..., jnp.arange(num)]
 
 
 def eliminate(body: Callable, carry, rank: int):

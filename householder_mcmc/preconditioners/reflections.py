@@ -16,16 +16,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from householder_mcmc.linalg import at_leading, dot, eliminate, leading, project
-from householder_mcmc.preconditioners.checks import require_vector
+from householder_mcmc.preconditioners.checks import is_concrete, require_vector
 
-__all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact", "as_matrix"]
+__all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact", "as_matrix", "require_orthonormal"]
 
 
 # Overlaps below this many units of rounding are zero. At rank 32 their rounding is a few units.
 _ROUNDING = 64
+
+# Inner products of eigenvectors may be so far from those of orthonormal rows. Rows rounded to bfloat16 are well within:
+# each number is off by 0.4% at most.
+_LARGEST_DISTANCE = 0.1
 
 
 class SequentialReflections(NamedTuple):
@@ -116,7 +121,8 @@ def sequential(eigenvectors: Array) -> SequentialReflections:
     Raises
     ------
     ValueError
-        If `eigenvectors` is not a matrix with 1 <= rank <= d.
+        If `eigenvectors` is not a matrix with 1 <= rank <= d; unless traced, if its rows are not orthonormal. Rows
+        within 10% of that are made orthonormal.
     """
     eigenvectors = _check(eigenvectors)
     rank, dim = eigenvectors.shape
@@ -148,7 +154,8 @@ def compact(eigenvectors: Array) -> CompactReflections:
     Raises
     ------
     ValueError
-        If `eigenvectors` is not a matrix with 1 <= rank <= d.
+        If `eigenvectors` is not a matrix with 1 <= rank <= d; unless traced, if its rows are not orthonormal. Rows
+        within 10% of that are made orthonormal.
     """
     eigenvectors = _check(eigenvectors)
     signs, core = _signs_and_core(leading(eigenvectors, eigenvectors.shape[0]))
@@ -158,6 +165,32 @@ def compact(eigenvectors: Array) -> CompactReflections:
 def as_matrix(apply: Callable[[Array], Array], dim: int, dtype) -> Array:
     """A linear map on vectors of length `dim` as a (dim, dim) array: for tests and figures."""
     return jax.vmap(apply, out_axes=1)(jnp.eye(dim, dtype=dtype))
+
+
+def require_orthonormal(rows: Array, is_used: Array | None = None, repair: bool = True) -> Array:
+    """Rows (rank, d), orthonormal where they are used; traced rows as they are.
+
+    Raises ValueError if inner products are further than 0.1 from those of orthonormal rows. Nearer ones are made
+    orthonormal, if their distance is more than rounding, and if `repair`. is_used (rank,): the others do not matter.
+    """
+    if not is_concrete(rows) or not (is_used is None or is_concrete(is_used)):
+        return rows
+    used = np.arange(rows.shape[0]) if is_used is None else np.flatnonzero(is_used)
+    gram = np.asarray(project(rows, rows), np.float64)[np.ix_(used, used)]
+    distance = np.max(np.abs(gram - np.eye(len(used))), initial=0)
+    if not distance < _LARGEST_DISTANCE:
+        raise ValueError(
+            f"eigenvectors must have orthonormal rows; inner products of these are up to {distance:.2g} away from that."
+        )
+    if not repair or distance < _rounding(rows):
+        return rows
+    chosen, _ = jnp.linalg.qr(rows[used].T)
+    return rows.at[used].set(chosen.T * jnp.sign(jnp.sum(chosen.T * rows[used], axis=1, keepdims=True)))
+
+
+def _rounding(rows):
+    """Of inner products of rows that were orthonormalised: that of sums of d products, or of few where d is small."""
+    return 100 * float(jnp.finfo(rows.dtype).eps) * max(1.0, rows.shape[1] ** 0.5 / 10)
 
 
 @jax.jit  # compiled once where a map is built outside of jit, as for a learner's start
@@ -206,4 +239,4 @@ def _check(eigenvectors):
         raise ValueError(f"eigenvectors must have shape (rank, d) with 1 <= rank <= d, got {eigenvectors.shape}.")
     if not jnp.issubdtype(eigenvectors.dtype, jnp.floating):
         raise ValueError(f"eigenvectors must be floating point, got {eigenvectors.dtype}.")
-    return eigenvectors
+    return require_orthonormal(eigenvectors)

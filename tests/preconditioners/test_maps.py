@@ -159,3 +159,79 @@ def test_as_preconditioner_rejects_maps_that_are_no_pytree():
     for thing in (Own(), hm.Diagonal):
         with pytest.raises(TypeError, match="must be a pytree of arrays, such as a NamedTuple, got"):
             hm.as_preconditioner(thing)
+
+
+def half_precision(rows):
+    return jnp.asarray(rows, jnp.bfloat16).astype(jnp.float32)
+
+
+def rows_of(seed=0, rank=3, dim=2000):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(dim, rank)))[0].T
+
+
+WRONG_MAPS = {
+    "twice the same row": lambda: hm.LowRank(jnp.ones(3), jnp.full((2, 3), 3**-0.5), jnp.full(2, 4.0)),
+    "a row that is not normalised": lambda: hm.LowRank(jnp.ones(3), 2 * jnp.eye(1, 3), jnp.full(1, 4.0)),
+    "a row of NaN": lambda: hm.LowRank(jnp.ones(3), jnp.full((1, 3), jnp.nan), jnp.full(1, 4.0)),
+    "a row of zeros that is used": lambda: hm.LowRank(jnp.ones(3), jnp.zeros((1, 3)), jnp.full(1, 4.0)),
+    "zero scales": lambda: hm.Diagonal(jnp.zeros(3)),
+    "scales that are NaN": lambda: hm.Diagonal(jnp.full(3, jnp.nan)),
+    "negative scales": lambda: hm.Householder(hm.reflections.compact(jnp.eye(1, 3)), -jnp.ones(3)),
+    "a matrix of zeros": lambda: hm.Dense(jnp.zeros((3, 3))),
+    "a matrix that is NaN": lambda: hm.Dense(jnp.full((3, 3), jnp.nan)),
+    "reflections of zeros": lambda: hm.reflections.compact(jnp.zeros((1, 3))),
+    "reflections of the same row": lambda: hm.reflections.sequential(jnp.full((2, 3), 3**-0.5)),
+    "reflections put in by hand": lambda: hm.Householder(
+        hm.reflections.compact(jnp.eye(2, 3))._replace(eigenvectors=jnp.ones((2, 3))), jnp.ones(3)
+    ),
+}
+ENTRANCES = {
+    "as_preconditioner": hm.as_preconditioner,
+    "to_metric": hm.to_metric,
+    "fixed": hm.fixed,
+    "mala": lambda p: hm.mala(lambda x: 0.0, 0.1, p),
+    "hmc": lambda p: hm.hmc(lambda x: 0.0, 0.1, p),
+}
+
+
+@pytest.mark.parametrize("enter", ENTRANCES.values(), ids=ENTRANCES)
+@pytest.mark.parametrize("make", WRONG_MAPS.values(), ids=WRONG_MAPS)
+def test_maps_that_are_not_what_they_claim_are_refused(make, enter):
+    """At every entrance, before anything is sampled."""
+    with pytest.raises(ValueError, match="orthonormal rows|positive and finite scales|finite and have an inverse"):
+        enter(make())
+
+
+def test_rows_of_half_precision_are_made_orthonormal():
+    """The law that they were rounded from is sampled: L L^T within the rounding of the rows, and its own inverse."""
+    rows, eigenvalues = half_precision(rows_of()), jnp.array([1e6, 1e-6, 4.0])
+    assert 1e-4 < np.abs(rows @ rows.T - np.eye(3)).max() < 0.1
+    checked = hm.as_preconditioner(hm.LowRank(jnp.ones(2000), rows, eigenvalues))
+    np.testing.assert_allclose(checked.eigenvectors @ checked.eigenvectors.T, np.eye(3), atol=1e-5)
+    assert np.all(np.sum(checked.eigenvectors * rows_of(), axis=1) > 0.99)
+    x = jnp.linspace(-1, 1, 2000)
+    np.testing.assert_allclose(checked.apply(checked.solve(x)), x, atol=1e-3)  # 1000 units of rounding
+    rotation = hm.reflections.compact(rows)
+    np.testing.assert_allclose(rotation.apply(rotation.apply_transpose(x)), x, atol=1e-4)
+
+
+def test_what_is_orthonormal_to_rounding_stays_as_it_is():
+    """Also rows that are not used, which may be zero, as a learner's own are."""
+    rows = jnp.asarray(np.r_[rows_of(), np.zeros((1, 2000))], jnp.float32)
+    preconditioner = hm.LowRank(jnp.ones(2000), rows, jnp.array([9.0, 0.1, 4.0, 1.0]))
+    assert hm.as_preconditioner(preconditioner) is preconditioner
+
+
+def test_maps_from_a_file():
+    """Whose arrays are NumPy's."""
+    rotation = hm.reflections.compact(jnp.asarray(rows_of(dim=8), jnp.float32))
+    preconditioner = hm.Householder(rotation, jnp.linspace(0.5, 2, 8))
+    loaded = jax.tree.map(np.asarray, preconditioner)
+    x = jnp.linspace(-1, 1, 8)
+    for one, other in (
+        (loaded.apply(x), preconditioner.apply(x)),
+        (loaded.solve(x), preconditioner.solve(x)),
+        (hm.to_metric(loaded).scale(x, x, inv=True, trans=False), preconditioner.apply(x)),
+        (hm.fixed(loaded).init(x[None]).apply_transpose(x), preconditioner.apply_transpose(x)),
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
