@@ -73,7 +73,8 @@ LATEST_GAINS = DEFAULT_GAINS._replace(average=None)
 
 # What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
 # only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.
-# In float32 an increment longer than 2896 is cut to that (`online_pca.to_orthonormal_rows`).
+# In float32 an increment longer than 2896 is cut to that (`online_pca.to_orthonormal_rows`). Where `adaptive_mala` with
+# these gains still differs from the paper is listed at the head of `benchmarks/paper/settings.py`.
 AUTHORS_GAINS = Gains(moments=power_decay(0.7, offset=1.0), oja=power_decay(0.7), relative=False)
 
 # Of the step on log sigma, in the default and in the authors' settings.

@@ -72,7 +72,7 @@ def test_step_compiles_once(scheme):
     assert len(traces) == before
 
 
-def test_one_step_is_algorithm_1():
+def test_one_step_is_algorithm_2_and_then_algorithm_1():
     """MALA with the map and step size of the state, then the learner sees the new positions, then log sigma moves.
 
     Its gains decay once the acceptance has been on both sides of its target.

@@ -45,7 +45,7 @@ def test_diagonal_and_dense_updates(dtype):
 
 
 @pytest.mark.parametrize("tail", TAILS)
-def test_eigen_update_is_algorithm_2(tail, dtype):
+def test_eigen_update_is_that_of_algorithm_1(tail, dtype):
     """Mean, eigenvectors, then variances along the columns of the new Q."""
     positions = draws(dtype=dtype)
     scheme = hm.eigen(RANK, tail, CONSTANT)
