@@ -16,6 +16,8 @@ __all__ = [
     "LATEST_GAINS",
     "AUTHORS_GAINS",
     "STEP_SIZE_GAIN",
+    "diminishes",
+    "require_gains",
 ]
 
 
@@ -52,6 +54,15 @@ class Gains(NamedTuple):
         """The schedules that are used, by name."""
         named = {"moments": self.moments, "oja": self.oja, "average": self.average}
         return {name: schedule for name, schedule in named.items() if schedule is not None}
+
+
+def require_gains(gains) -> None:
+    """Raise TypeError unless they are `Gains`, of schedules."""
+    if not isinstance(gains, Gains):
+        raise TypeError(f"gains must be Gains, such as hm.DEFAULT_GAINS, got {gains!r}.")
+    for name, schedule in gains.schedules().items():
+        if not callable(schedule):
+            raise TypeError(f"gains.{name} must be a schedule, such as hm.power_decay(0.7), got {schedule!r}.")
 
 
 def diminishes(schedule: optax.Schedule) -> bool:
