@@ -1,6 +1,7 @@
 """The paper's figures from stored results: left as in the paper, right with our gains, latest eigenvectors.
 
-A filled box is an ESS that counts (`tables.EXPLORED`); a hollow one is of chains that explored a part of the target.
+A filled box is an ESS that counts (`tables.counts`); a hollow one is of chains that explored a part of the target, or
+that disagree.
 """
 
 from pathlib import Path
@@ -83,7 +84,7 @@ def _boxes(axes, table):
             centre = dim_number + (scheme_number - (len(schemes) - 1) / 2) * width
             box = axes.boxplot([of_box["value"]], positions=[centre], widths=0.8 * width, patch_artist=True, sym=".")
             colour = _COLOURS[scheme]
-            box["boxes"][0].set(edgecolor=colour, facecolor=colour if tables.explored(of_box) else "none")
+            box["boxes"][0].set(edgecolor=colour, facecolor=colour if tables.counts(of_box) else "none")
             box["medians"][0].set_color("black")
             for line in box["whiskers"] + box["caps"]:
                 line.set_color(colour)

@@ -3,6 +3,15 @@
 The authors' program has details that the library has no use for; they are here, as changes of its schemes. Two are left
 out: it accepts a proposal whose density ratio is NaN (never seen), and it fixes signs of eigenvectors (no effect on
 L L^T).
+
+`hm.adaptive_mala` with `hm.AUTHORS_GAINS` differs from Algorithm 1 of the paper in three more points:
+
+1. The step size follows a weighted mean of the chains' acceptance. A chain that accepts less than 0.7 of the target has
+   a weight above 1 (`adaptive.acceptance_error`). In Algorithm 1 there is one chain, of weight 1.
+2. The gain of log sigma stays at its first value until the acceptance has crossed its target. It decays from there on
+   (`adaptive.build_kernel`). In Algorithm 1 it decays from the first step on.
+3. The variances start at 1. Once that start weighs less than 1%, it is taken out of them where they are used
+   (`moments.without_start`). In Algorithm 1 it only fades.
 """
 
 from collections.abc import Callable

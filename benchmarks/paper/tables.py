@@ -9,7 +9,8 @@ import pandas as pd
 from benchmarks.paper import results
 from benchmarks.paper.experiments import ADAPTIVE
 
-EXPLORED = (0.8, 1.25)  # within-chain variance over the truth where an ESS counts
+# Where an ESS counts: within-chain variance over the truth, and R-hat.
+EXPLORED, LARGEST_RHAT = (0.8, 1.25), 1.05
 _KEYS = ["source", "experiment", "variant", "d", "iterations", "scheme"]
 _RATIOS = ["exploration_1", "exploration_2", "exploration_3"]
 _SPEEDUP = 20  # of eigen at d = 200
@@ -31,6 +32,11 @@ def explored(rows: pd.DataFrame) -> bool:
     return bool(ratios.between(*EXPLORED).all())
 
 
+def counts(rows: pd.DataFrame) -> bool:
+    """Whether the chains explored, and agree: the median of R-hat over replicates is below `LARGEST_RHAT`."""
+    return explored(rows) and bool(rows["rhat"].median() < LARGEST_RHAT)
+
+
 def authors(name: str) -> pd.DataFrame:
     """What the authors' program gave: "summary" (medians and ranges over replicates) or "eigenvector_recovery"."""
     return pd.read_csv(Path(__file__).parent / "authors" / f"{name}.csv")
@@ -48,7 +54,7 @@ def summarise(table: pd.DataFrame) -> pd.DataFrame:
             | {"ess_high": runs["medESS"].max(), "ess_cos": middle["medESS_cos"], "ess_sin": middle["medESS_sin"]}
             | {"bulk": middle["bulkESS"], "rhat": middle["rhat"], "us": middle["us_per_iter"]}
             | {"ess_per_second": ess_per_second(runs).median()}
-            | {"explored_low": ratios.min(), "explored_high": ratios.max(), "counts": explored(runs)}
+            | {"explored_low": ratios.min(), "explored_high": ratios.max(), "counts": counts(runs)}
         )
     theirs = authors("summary").rename(columns={"its": "iterations"})
     theirs["scheme"] = theirs["scheme"].replace({"pBaM_cov": "pBaM"})
@@ -134,7 +140,7 @@ def _exploration(rows):
     low, high = rows["explored_low"].map("{:.3f}".format), rows["explored_high"].map("{:.3f}".format)
     return {
         "variance explored": low + "-" + high,
-        "R-hat": rows["rhat"].map("{:.2f}".format),
+        "R-hat": rows["rhat"].map("{:.3f}".format),
         "ESS counts": np.where(rows["counts"], "yes", "no"),
     }
 

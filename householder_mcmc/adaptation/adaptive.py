@@ -16,6 +16,7 @@ from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.chains import ravel_chains, step_chains
 from householder_mcmc.mcmc.metropolis import is_finite, require_finite
+from householder_mcmc.preconditioners.checks import require_integer, require_numbers
 from householder_mcmc.sharing import program
 
 __all__ = ["AdaptiveState", "AdaptiveInfo", "init", "build_kernel", "acceptance_error", "good_draws"]
@@ -79,17 +80,16 @@ def init(
     Raises
     ------
     ValueError
-        If a leaf lacks the chain axis, or a start is not finite.
+        If a leaf lacks the chain axis, a start is not finite, or d = 0.
     TypeError
-        If a leaf is not floating point, all have fewer than 32 bits, or `scheme` is not a `Scheme`.
+        If a leaf is not floating point, all have fewer than 32 bits, `scheme` is not a `Scheme`, or `num_chains` no
+        integer.
     """
-    if num_chains < 1:
-        raise ValueError(f"num_chains must be at least 1, got {num_chains}.")
+    num_chains = require_integer("num_chains", num_chains)
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
     positions = jax.tree.map(jnp.asarray, positions)
-    if not any(leaf.size for leaf in jax.tree.leaves(positions)):
-        raise ValueError("positions has no numbers.")
+    require_numbers(positions)
     for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
         if jnp.shape(leaf)[:1] != (num_chains,):
             raise ValueError(

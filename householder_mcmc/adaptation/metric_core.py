@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.learners.two_ended import two_ended
+from householder_mcmc.preconditioners.checks import require_numbers
 from householder_mcmc.preconditioners.maps import LowRank
 
 __all__ = ["MetricCoreState", "metric_core"]
@@ -44,7 +45,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     Raises
     ------
     ValueError
-        On a rank below 1, or, at `init`, one that the scheme refuses.
+        On a rank below 1, or, at `init`, one that the scheme refuses, or d = 0.
     TypeError
         If it is neither a `Scheme` nor an integer, or, at `init`, a scheme whose map is no `LowRank`.
 
@@ -61,7 +62,9 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         raise TypeError(f"metric_core takes a rank or a Scheme, such as hm.two_ended(), got {scheme!r}.")
 
     def init(n_dims):
-        state = scheme.init(jnp.zeros((1, n_dims)))
+        start = jnp.zeros((1, n_dims))
+        require_numbers(start)
+        state = scheme.init(start)
         preconditioner = scheme.preconditioner(state)
         if not isinstance(preconditioner, LowRank):
             raise TypeError(

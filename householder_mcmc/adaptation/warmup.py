@@ -7,7 +7,6 @@ learner's own one scan makes both, and its program has one copy of the kernel an
 """
 
 import math
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -23,6 +22,7 @@ from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, powe
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
 from householder_mcmc.mcmc.metropolis import ChainState, require_rate
+from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.sharing import program
 
 __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
@@ -222,7 +222,7 @@ def warmup(
     Raises
     ------
     TypeError
-        If `sampler` is neither a name nor a `Sampler`; at `run`, if `num_steps` is no integer.
+        If `sampler` is neither a name nor a `Sampler`; at `run`, if `num_steps` or `num_chains` is no integer.
     ValueError
         On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps` and what `adaptive_mala`
         refuses.
@@ -254,9 +254,7 @@ def warmup(
 
         Returns ((state, parameters), info).
         """
-        num_steps = operator.index(num_steps)
-        if num_steps < 0:
-            raise ValueError(f"num_steps must not be negative, got {num_steps}.")
+        num_steps = require_integer("num_steps", num_steps, least=0)
         state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
         return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
 

@@ -5,10 +5,14 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
 import runpy
 import sys
+import tempfile
 import time
+import traceback
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ SCHEMES = {
     "eigen_identity": hm.eigen_identity,
     "two_ended": hm.two_ended,
 }
+WITHOUT_RANK = ("none", "diagonal", "dense")
 
 # Rank of a scheme if the user names none. For `two_ended` it is that scheme's own default: more directions than needed
 # cost time, not efficiency. For `eigen` and its relatives it should be the number of wide directions, which is unknown
@@ -57,7 +62,7 @@ class UsageError(Exception):
 
 
 def main(argv=None) -> int:
-    """Run the command line; return the exit code: 0, or 2 on bad input."""
+    """Run the command line; return the exit code: 0, 1 if a result could be saved nowhere, or 2 on bad input."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] not in ("demo", "sample", "-h", "--help"):
         argv = ["demo", *argv]
@@ -66,11 +71,11 @@ def main(argv=None) -> int:
     arguments.warmup, arguments.draws = arguments.warmup or num_warmup, arguments.draws or num_draws
     try:
         _check_outputs(arguments)
-        (_demo if arguments.command == "demo" else _sample)(arguments)
+        are_saved = (_demo if arguments.command == "demo" else _sample)(arguments)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return 0 if are_saved else 1
 
 
 def _parser():
@@ -114,22 +119,30 @@ def _demo(arguments):
     for name, scheme in schemes.items():
         _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
     dim = len(reference[0])
-    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries, spectra)
+    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries)
+    return _write_files(arguments, summaries, spectra)
 
 
 def _sample(arguments):
     logdensity, initial_position = _load_model(arguments.model)
     positions = _initial_positions(initial_position, arguments)
     output = arguments.output or arguments.model.with_suffix(".nc" if _has_arviz() else ".npz")
+    _check_writable("output", output)
     _check_names(positions)
-    _check_logdensity(logdensity, positions)
+    _check_logdensity(logdensity, positions, arguments.model)
     name = arguments.scheme
-    arguments.rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), ravel_chains(positions).shape[1])
+    rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), ravel_chains(positions).shape[1])
+    arguments.rank = None if name in WITHOUT_RANK else rank
     scheme = _scheme(name, arguments.rank, logdensity, positions)
     trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
-    saved = _save(*trace, output)
-    _report(str(arguments.model), arguments, {name: summary}, {name: spectrum})
-    print(f"draws saved in {saved}")
+    try:
+        _report(str(arguments.model), arguments, {name: summary})
+    finally:  # a closed pipe costs the report, not the draws
+        saved = _save(*trace, output)
+    are_written = _write_files(arguments, {name: summary}, {name: spectrum})
+    if saved:
+        print(f"draws saved in {saved}")
+    return are_written and saved is not None
 
 
 def _scheme(name, rank, logdensity, positions):
@@ -199,8 +212,8 @@ def _trouble(info, num_learnt, num_warmup):
     return found
 
 
-def _report(title, arguments, summaries, spectra):
-    """Print the table, the warnings and the ranks; write the files that are asked for."""
+def _report(title, arguments, summaries):
+    """Print the table, the warnings and the ranks."""
     print(f"\n{title}")
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
     print(f"{sizes} of {arguments.sampler.upper()}, seed {arguments.seed}\n")
@@ -215,11 +228,18 @@ def _report(title, arguments, summaries, spectra):
             used, rank = summary["effective_rank"], summary["rank"]
             hint = "; a higher rank may help" if used == rank < len(summary["ess"]) else ""
             print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales{hint}")
+
+
+def _write_files(arguments, summaries, spectra):
+    """Write the diagnostics and the figure, if they are asked for. Returns whether they are saved."""
+    saved = []
     if arguments.json:
         options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
-        arguments.json.write_text(json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1))
+        text = json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1)
+        saved.append(_write(arguments.json, lambda path: path.write_text(text)))
     if arguments.plot:
-        report.figure(summaries, spectra, arguments.plot)
+        saved.append(_write(arguments.plot, lambda path: report.figure(summaries, spectra, path)))
+    return None not in saved
 
 
 def _check_outputs(arguments):
@@ -231,12 +251,26 @@ def _check_outputs(arguments):
             continue
         if suffixes[option] and path.suffix not in suffixes[option]:
             raise UsageError(f"--{option} must end in {' or '.join(suffixes[option])}, got {path}.")
-        if not path.parent.is_dir():
-            raise UsageError(f"--{option}: no such folder: {path.parent}")
+        _check_writable(option, path)
     if output is not None and output.suffix == ".nc" and not _has_arviz():
         raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
     if arguments.plot and not importlib.util.find_spec("matplotlib"):
         raise UsageError("--plot needs matplotlib: pip install matplotlib.")
+
+
+def _check_writable(option, path):
+    """Raise UsageError if a file cannot be written, by opening it. What it holds is kept."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--{option}: no such folder: {path.parent}")
+    target = Path(os.path.realpath(path))  # of a link: what will be written
+    try:
+        is_new = not target.exists()
+        if is_new or target.is_file() or target.is_dir():  # opening a pipe or a device may wait, or end it
+            target.open("ab").close()
+        if is_new:
+            target.unlink()
+    except OSError as error:
+        raise UsageError(f"--{option}: cannot write {path}: {error.strerror}. Name another place.") from error
 
 
 def _load_model(path):
@@ -247,7 +281,7 @@ def _load_model(path):
     try:
         model = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} does not run: {_one_line(error)}") from error
+        raise UsageError(f"{path} does not run: {_one_line(error)}{_where(error, path)}") from error
     if not callable(model.get("logdensity")):
         raise UsageError(f"{path} must define a function logdensity(position).")
     if "initial_position" not in model:
@@ -268,15 +302,17 @@ def _initial_positions(initial_position, arguments) -> Any:
             return jax.vmap(initial_position)(keys)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
     except Exception as error:
-        raise UsageError(f"initial_position cannot be used: {_one_line(error)}") from error
+        where = _where(error, arguments.model) if arguments.command == "sample" else ""
+        raise UsageError(f"initial_position cannot be used: {_one_line(error)}{where}") from error
 
 
-def _check_logdensity(logdensity, positions):
+def _check_logdensity(logdensity, positions, path):
     position = jax.tree.map(lambda leaf: leaf[0], positions)
     try:
         value = jax.eval_shape(logdensity, position)
     except Exception as error:
-        raise UsageError(f"logdensity fails at the initial position: {_one_line(error)}") from error
+        text = f"logdensity fails at the initial position: {_one_line(error)}{_where(error, path)}"
+        raise UsageError(text) from error
     if getattr(value, "shape", None) != ():
         raise UsageError(f"logdensity must return a scalar, got {value}.")
 
@@ -300,18 +336,54 @@ def _without_nan(value):
 
 
 def _save(states, info, step_size, output):
-    """Write the draws and return where. If NetCDF fails they go to a `.npz` file beside it."""
+    """Write the draws and return where, or None. If NetCDF fails they go to a `.npz` file beside it."""
+
+    def write_netcdf(path):
+        hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(path))
+
     if output.suffix == ".nc":
-        try:
-            hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(output))
+        if _try_to_write(output, write_netcdf):
             return output
-        except Exception as error:  # whatever NetCDF's libraries raise, the draws are worth more
-            print(f"cannot write {output}: {_one_line(error)}", file=sys.stderr)
-            output.unlink(missing_ok=True)
-            output = output.with_suffix(".npz")
+        output = output.with_suffix(".npz")
     draws: dict[str, Any] = arviz.named_draws(states.position)
-    np.savez(output, **draws)
-    return output
+    return _write(output, lambda path: np.savez(path, **draws))
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> Path | None:
+    """write(path); if that fails, a file of the same name in a new folder among the system's temporary ones.
+
+    Returns where it was written, None if nowhere.
+    """
+    if _try_to_write(path, write):
+        return path
+    try:
+        elsewhere = Path(tempfile.mkdtemp(prefix="householder_mcmc_")) / path.name
+    except OSError as error:
+        print(f"no temporary folder: {_one_line(error)}", file=sys.stderr)
+        return None
+    if not _try_to_write(elsewhere, write):
+        return None
+    print(f"saved in {elsewhere} instead", file=sys.stderr)
+    return elsewhere
+
+
+def _try_to_write(path, write):
+    """Whether write(path) succeeds. If not, says so and removes what there is of the file."""
+    before = _changed_at(path)
+    try:
+        write(path)
+    except Exception as error:  # whatever the libraries raise, the results are worth more
+        print(f"cannot write {path}: {_one_line(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            if _changed_at(path) != before:
+                path.unlink()
+        return False
+    return True
+
+
+def _changed_at(path):
+    """When a file was last changed; None if there is no such file."""
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 def _has_arviz():
@@ -352,3 +424,11 @@ def _seed(text):
 def _one_line(error):
     """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _where(error, path):
+    """The line of a user's model that an error came from: the last one in its file, or else in its folder."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    in_file = [frame for frame in frames if path.samefile(frame.filename)]
+    in_folder = [frame for frame in frames if path.parent.samefile(Path(frame.filename).parent)]
+    return "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (in_file or in_folder)[-1:])

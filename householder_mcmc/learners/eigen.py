@@ -11,7 +11,6 @@ learnt along it, less V_t (`online_pca.relative_increment`), and the map is buil
 `refresh_every`-th update.
 """
 
-import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,15 +20,16 @@ import optax
 from jax import Array
 
 from householder_mcmc.learners import online_pca
-from householder_mcmc.learners.gains import DEFAULT_GAINS, Gains
+from householder_mcmc.learners.gains import DEFAULT_GAINS, Gains, require_gains
 from householder_mcmc.learners.moments import centre, without_start
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.linalg import dot, leading, mean_of_rows, project
-from householder_mcmc.preconditioners import reflections
+from householder_mcmc.preconditioners import reflections as forms
+from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.preconditioners.maps import Householder, LowRank
 from householder_mcmc.sharing import shared
 
-__all__ = ["EigenState", "OjaState", "eigen", "eigen_identity"]
+__all__ = ["EigenState", "OjaState", "SequentialBasis", "eigen", "eigen_identity"]
 
 
 class OjaState(NamedTuple):
@@ -44,12 +44,20 @@ class OjaState(NamedTuple):
     average: Array | None
 
 
+class SequentialBasis(NamedTuple):
+    """Q as a product of reflections, beside the eigenvectors (rank, d) that it was built from."""
+
+    eigenvectors: Array
+    rotation: forms.SequentialReflections
+
+
 class EigenState(NamedTuple):
     """State of `eigen`.
 
     count (): updates made.
     mean (d,).
-    basis: what the map in use is built on, `CompactReflections` (free tail) or eigenvectors (rank, d).
+    basis: what the map in use is built on, `CompactReflections` or `SequentialBasis` (free tail), or eigenvectors
+    (rank, d).
     variances: along the columns of Q (d,) (free tail), or along the eigenvectors and then, with an isotropic tail, the
     mean residual variance.
     weight (): of the start of the variances, which is 1.
@@ -59,7 +67,7 @@ class EigenState(NamedTuple):
 
     count: Array
     mean: Array
-    basis: reflections.CompactReflections | Array
+    basis: forms.CompactReflections | SequentialBasis | Array
     variances: Array
     weight: Array
     optimiser: optax.OptState
@@ -72,6 +80,7 @@ def eigen(
     gains: Gains = DEFAULT_GAINS,
     orthonormalize_every: int = 256,
     refresh_every: int | None = None,
+    reflections: str = "compact",
 ) -> Scheme:
     """Learn the `rank` leading eigenvectors of the covariance by Oja's rule, and the variances along them.
 
@@ -94,6 +103,9 @@ def eigen(
     refresh_every
         Rebuild the map from the learnt eigenvectors at every I-th update. By default 1; with an average, whose
         eigenvectors must be orthonormalised for it, 10, which is as good as 1 (`benchmarks/results/ablations.md`).
+    reflections
+        The form of Q, with a free tail. "compact": a rank-m update of the identity. "sequential": the paper's, a scan
+        over reflections; the same Q, which takes O(rank^2 d) to build.
 
     Returns
     -------
@@ -103,21 +115,21 @@ def eigen(
     Raises
     ------
     TypeError
-        On a rank that is no integer.
+        On a rank or a period that is no integer, and gains that are no `Gains`.
     ValueError
-        On a rank below 1 or, at `init`, above d; an unknown tail; a period that is not positive.
+        On a rank below 1 or, at `init`, above d; a period below 1; an unknown tail or form; the sequential form with
+        another tail than the free one.
     """
-    rank = operator.index(rank)
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}.")
-    if tail not in _TAILS:
-        raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
+    rank = require_integer("rank", rank)
+    require_gains(gains)
+    _require_one_of("tail", tail, ["free", "isotropic", "unit"])
+    _require_one_of("reflections", reflections, ["compact", "sequential"])
+    if (tail, reflections) not in _TAILS:
+        raise ValueError(f"reflections={reflections!r} needs the tail 'free', got {tail!r}: the others have no Q.")
     if refresh_every is None:
         refresh_every = 1 if gains.average is None else 10
-    for name, period in (("orthonormalize_every", orthonormalize_every), ("refresh_every", refresh_every)):
-        if period < 1:
-            raise ValueError(f"{name} must be a positive integer, got {period}.")
-    return _eigen(rank, tail, gains, orthonormalize_every, refresh_every)
+    orthonormalize_every = require_integer("orthonormalize_every", orthonormalize_every)
+    return _eigen(rank, tail, gains, orthonormalize_every, require_integer("refresh_every", refresh_every), reflections)
 
 
 def eigen_identity(
@@ -127,9 +139,14 @@ def eigen_identity(
     return eigen(rank, "unit", gains, orthonormalize_every, refresh_every)
 
 
+def _require_one_of(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+
+
 @shared
-def _eigen(rank, tail, gains, orthonormalize_every, refresh_every):
-    optimiser, tail = online_pca.oja(gains.oja), _TAILS[tail]
+def _eigen(rank, tail, gains, orthonormalize_every, refresh_every, reflections):
+    optimiser, tail = online_pca.oja(gains.oja), _TAILS[tail, reflections]
     map_is_latest = refresh_every == 1 and gains.average is None
 
     def init_fn(positions):
@@ -218,6 +235,11 @@ def _along_columns(rotation, projections, centred):
     return mean_of_rows(jax.vmap(rotation.complete_transpose)(centred, projections.T) ** 2)
 
 
+def _along_columns_of_reflections(basis, projections, centred):
+    del projections
+    return mean_of_rows(jax.vmap(basis.rotation.apply_transpose)(centred) ** 2)
+
+
 def _along_eigenvectors(eigenvectors, projections, centred):
     del eigenvectors, centred
     return jnp.mean(projections**2, axis=1)
@@ -236,22 +258,30 @@ def _low_rank(eigenvectors, variances, rest):
     return LowRank(scales, eigenvectors, variances / rest)
 
 
+# By tail and form of Q. A tail without Q has the default form's name.
 _TAILS = {
-    "free": _Tail(
-        build=reflections.compact,
+    ("free", "compact"): _Tail(
+        build=forms.compact,
         eigenvectors=lambda rotation: rotation.eigenvectors,
         num_scales=lambda rank, dim: dim,
         measure=_along_columns,
         preconditioner=lambda rotation, variances: Householder(rotation, jnp.sqrt(variances)),
     ),
-    "isotropic": _Tail(
+    ("free", "sequential"): _Tail(
+        build=lambda eigenvectors: SequentialBasis(eigenvectors, forms.sequential(eigenvectors)),
+        eigenvectors=lambda basis: basis.eigenvectors,
+        num_scales=lambda rank, dim: dim,
+        measure=_along_columns_of_reflections,
+        preconditioner=lambda basis, variances: Householder(basis.rotation, jnp.sqrt(variances)),
+    ),
+    ("isotropic", "compact"): _Tail(
         build=lambda eigenvectors: eigenvectors,
         eigenvectors=lambda eigenvectors: eigenvectors,
         num_scales=lambda rank, dim: rank + 1,
         measure=_along_eigenvectors_and_rest,
         preconditioner=lambda eigenvectors, variances: _low_rank(eigenvectors, variances[:-1], variances[-1]),
     ),
-    "unit": _Tail(
+    ("unit", "compact"): _Tail(
         build=lambda eigenvectors: eigenvectors,
         eigenvectors=lambda eigenvectors: eigenvectors,
         num_scales=lambda rank, dim: rank,

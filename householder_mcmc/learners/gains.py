@@ -16,6 +16,8 @@ __all__ = [
     "LATEST_GAINS",
     "AUTHORS_GAINS",
     "STEP_SIZE_GAIN",
+    "diminishes",
+    "require_gains",
 ]
 
 
@@ -54,6 +56,15 @@ class Gains(NamedTuple):
         return {name: schedule for name, schedule in named.items() if schedule is not None}
 
 
+def require_gains(gains) -> None:
+    """Raise TypeError unless they are `Gains`, of schedules."""
+    if not isinstance(gains, Gains):
+        raise TypeError(f"gains must be Gains, such as hm.DEFAULT_GAINS, got {gains!r}.")
+    for name, schedule in gains.schedules().items():
+        if not callable(schedule):
+            raise TypeError(f"gains.{name} must be a schedule, such as hm.power_decay(0.7), got {schedule!r}.")
+
+
 def diminishes(schedule: optax.Schedule) -> bool:
     """Whether gains decay like t^-0.5 or faster, between the steps 10^4 and 10^6.
 
@@ -73,7 +84,8 @@ LATEST_GAINS = DEFAULT_GAINS._replace(average=None)
 
 # What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
 # only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.
-# In float32 an increment longer than 2896 is cut to that (`online_pca.to_orthonormal_rows`).
+# In float32 an increment longer than 2896 is cut to that (`online_pca.to_orthonormal_rows`). Where `adaptive_mala` with
+# these gains still differs from the paper is listed at the head of `benchmarks/paper/settings.py`.
 AUTHORS_GAINS = Gains(moments=power_decay(0.7, offset=1.0), oja=power_decay(0.7), relative=False)
 
 # Of the step on log sigma, in the default and in the authors' settings.

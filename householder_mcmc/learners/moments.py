@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from householder_mcmc.learners.gains import DEFAULT_GAINS, Gains
+from householder_mcmc.learners.gains import DEFAULT_GAINS, Gains, require_gains
 from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.linalg import dot, mean_of_rows
 from householder_mcmc.preconditioners.maps import Dense, Diagonal
@@ -90,6 +90,7 @@ def centre(positions: Array, mean: Array) -> Array:
 
 def _moments(start, increment, preconditioner, gains):
     """A running mean and a running second moment about it."""
+    require_gains(gains)
 
     def init_fn(positions):
         mean = mean_of_rows(positions)

@@ -24,7 +24,6 @@ Why the corrections e: directions fitted to fewer draws than dimensions fit nois
 draws that chose the directions are too extreme. So each new block is first measured along the old directions.
 """
 
-import operator
 from typing import NamedTuple
 
 import jax
@@ -34,6 +33,7 @@ from jax import Array
 
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, project
+from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.sharing import shared
 
@@ -101,9 +101,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     ValueError
         If an argument is out of range, or at `update`, without scores.
     """
-    rank, block_size = operator.index(rank), operator.index(block_size)
-    if rank < 1 or block_size < 1:
-        raise ValueError(f"rank and block_size must be at least 1, got {rank} and {block_size}.")
+    rank, block_size = require_integer("rank", rank), require_integer("block_size", block_size)
     if not forgetting > 0 or not negligible >= 1:
         raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
 

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.api import Algorithm
-from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive
+from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS"]
@@ -72,7 +72,9 @@ def build_kernel() -> Callable:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
 
         max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
+        Raises TypeError on a state of another sampler.
         """
+        require_state(state, HMCState)
         key_time, key = jax.random.split(rng_key)
         key_momentum, key_accept = jax.random.split(key)
         x, unravel = ravel_pytree(state.position)

@@ -16,7 +16,15 @@ from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.api import Algorithm
-from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_finite, require_positive
+from householder_mcmc.mcmc.metropolis import (
+    ChainState,
+    accept_or_reject,
+    is_finite,
+    require_finite,
+    require_positive,
+    require_state,
+)
+from householder_mcmc.preconditioners.checks import require_numbers
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api"]
@@ -44,8 +52,9 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
     TypeError
         If a leaf is not floating point.
     ValueError
-        If the position, the log-density or its gradient is not finite, unless they are traced.
+        If the position, the log-density or its gradient is not finite, unless they are traced; if d = 0.
     """
+    require_numbers(position)
     x: Any = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -61,7 +70,11 @@ def build_kernel() -> Callable:
     def kernel(
         rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
     ) -> tuple[MALAState, MALAInfo]:
-        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes."""
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
+
+        Raises TypeError on a state of another sampler.
+        """
+        require_state(state, MALAState)
         key_noise, key_accept = jax.random.split(rng_key)
         x, unravel = ravel_pytree(state.position)
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)

@@ -11,7 +11,15 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.preconditioners.checks import is_concrete
 
-__all__ = ["ChainState", "accept_or_reject", "require_positive", "require_rate", "require_finite", "is_finite"]
+__all__ = [
+    "ChainState",
+    "accept_or_reject",
+    "require_state",
+    "require_positive",
+    "require_rate",
+    "require_finite",
+    "is_finite",
+]
 
 
 class ChainState(Protocol):
@@ -38,6 +46,13 @@ def accept_or_reject(rng_key, log_ratio: Any, state: Any, proposal: Any) -> tupl
     log_ratio = jnp.where(is_bad_proposal | jnp.isnan(log_ratio), -jnp.inf, log_ratio)
     state, (is_accepted, acceptance_rate, _) = static_binomial_sampling(rng_key, log_ratio, state, proposal)
     return state, (acceptance_rate, is_accepted, is_bad_proposal | is_bad_start)
+
+
+def require_state(state: Any, kind: type) -> None:
+    """Raise TypeError if a kernel's state is not of its kind, as one of another sampler."""
+    if not isinstance(state, kind):
+        name, given = kind.__name__, type(state).__name__
+        raise TypeError(f"the kernel steps from a {name}, got a {given}: make one with the kernel's own `init`.")
 
 
 def require_positive(step_size) -> None:

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.preconditioners.checks import require_integer
+
 __all__ = ["Batch", "check_size", "clean", "keep_if_usable"]
 
 
@@ -19,9 +21,8 @@ class Batch(NamedTuple):
 
 
 def check_size(batch_size: int) -> None:
-    """Raise ValueError unless a batch has two samples or more."""
-    if batch_size < 2:
-        raise ValueError(f"a batch must have at least 2 samples, got {batch_size}.")
+    """Raise ValueError unless a batch has two samples or more, TypeError if their number is no integer."""
+    require_integer("the number of samples of a batch", batch_size, least=2)
 
 
 def clean(samples, scores, mean: Array) -> Batch:

@@ -13,6 +13,7 @@ from blackjax.types import ArrayLikeTree, ArrayTree, PRNGKey
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.sharing import program
 from householder_mcmc.variational.batches import check_size
 from householder_mcmc.variational.gaussian import LowRankGaussian, LowRankScaleGaussian, check, ravel_mean
@@ -72,6 +73,8 @@ def fit(
 
     Raises
     ------
+    TypeError
+        On a batch or a number of steps that is no integer.
     ValueError
         On a batch below 2, a negative number of steps, or a start that `check` refuses.
 
@@ -85,8 +88,7 @@ def fit(
     """
     check(initial)
     check_size(batch_size)
-    if num_steps < 0:
-        raise ValueError(f"num_steps must not be negative, got {num_steps}.")
+    num_steps = require_integer("num_steps", num_steps, least=0)
     run = _fit(logdensity_fn, optimiser, num_steps, batch_size, progress)
     with blackjax.progress_bar(label="fit") if progress else contextlib.nullcontext():
         return jax.block_until_ready(run(rng_key, initial))

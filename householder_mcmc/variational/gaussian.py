@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve
 
 from householder_mcmc.linalg import dot
-from householder_mcmc.preconditioners.checks import is_concrete
+from householder_mcmc.preconditioners.checks import is_concrete, require_integer, require_numbers
 from householder_mcmc.preconditioners.maps import LowRank
 
 __all__ = ["LowRankGaussian", "LowRankScaleGaussian", "check", "ravel_mean"]
@@ -40,7 +40,8 @@ class LowRankGaussian(NamedTuple):
         """Where to start a fit: mean at a position, diagonal 1, and a factor of 0.1 times orthonormal rows.
 
         The rows are those of a cosine transform, so that no two are equal and none misses a coordinate: equal rows stay
-        equal under gradient descent, and zero rows stay zero. Raises ValueError as `check`.
+        equal under gradient descent, and zero rows stay zero. Raises ValueError as `check`, or if d = 0, and TypeError
+        on a rank that is no integer.
         """
         return _start(cls, position, rank)
 
@@ -53,12 +54,12 @@ class LowRankGaussian(NamedTuple):
         return jax.vmap(unravel)(flat.mean[None] + jnp.sqrt(flat.diagonal)[None] * noise + dot(latent, flat.factor))
 
     def log_density(self, position: ArrayLikeTree) -> Array:
-        """Normalised log-density at one position."""
+        """Normalised log-density at one position. Raises ValueError unless it is shaped as the mean."""
         noise, latent = self._noise(position)
         return _log_density(jnp.sum(noise**2) + jnp.sum(latent**2), noise.shape[0], self._log_determinant())
 
     def score(self, position: ArrayLikeTree) -> ArrayTree:
-        """Gradient of `log_density` at one position."""
+        """Gradient of `log_density` at one position. Raises as that."""
         return ravel_mean(self)[1](-self._noise(position)[0] / jnp.sqrt(self.diagonal))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankGaussian":
@@ -119,12 +120,12 @@ class LowRankScaleGaussian(NamedTuple):
         )
 
     def log_density(self, position: ArrayLikeTree) -> Array:
-        """Normalised log-density at one position."""
+        """Normalised log-density at one position. Raises ValueError unless it is shaped as the mean."""
         noise = self._solve(_centre(self, position))
         return _log_density(jnp.sum(noise**2), noise.shape[0], self._log_determinant())
 
     def score(self, position: ArrayLikeTree) -> ArrayTree:
-        """Gradient of `log_density` at one position."""
+        """Gradient of `log_density` at one position. Raises as that."""
         return ravel_mean(self)[1](-self._solve(self._solve(_centre(self, position))))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankScaleGaussian":
@@ -233,21 +234,26 @@ def _log_density(distance, dim, log_determinant):
 
 def _kl_divergence(params, target, trace):
     mean = ravel_pytree(params.mean)[0]
-    noise, latent = target._noise(params.mean)
+    noise, latent = ravel_mean(target)[0]._noise(mean)
     distance = jnp.sum(noise**2) + jnp.sum(latent**2)
     return 0.5 * (trace - mean.shape[0] + distance + target._log_determinant() - params._log_determinant())
 
 
 def _centre(params, position):
+    """The position less the mean, (d,). Raises ValueError if the position is of another structure or shape."""
+    expected, given = (jax.tree.map(jnp.shape, tree) for tree in (params.mean, position))
+    if jax.tree.structure(params.mean) != jax.tree.structure(position) or expected != given:
+        raise ValueError(f"a position must have the structure and shapes of the mean, {expected}, got {given}.")
     return ravel_pytree(position)[0] - ravel_pytree(params.mean)[0]
 
 
 def _check_rank(rank, dim):
-    if not 1 <= rank <= dim:
+    if not 1 <= require_integer("rank", rank, least=0) <= dim:
         raise ValueError(f"rank must be at least 1 and at most d = {dim}, got {rank}.")
 
 
 def _start(family, position, rank):
+    require_numbers(position)
     position = jax.tree.map(jnp.asarray, position)
     mean = ravel_pytree(position)[0]
     dim = mean.shape[0]

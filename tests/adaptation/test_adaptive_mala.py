@@ -72,7 +72,7 @@ def test_step_compiles_once(scheme):
     assert len(traces) == before
 
 
-def test_one_step_is_algorithm_1():
+def test_one_step_is_algorithm_2_and_then_algorithm_1():
     """MALA with the map and step size of the state, then the learner sees the new positions, then log sigma moves.
 
     Its gains decay once the acceptance has been on both sides of its target.
@@ -192,10 +192,11 @@ def test_bad_arguments():
         hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS).init(starts().astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"must be finite at the start of chains \[1\]: the position is not"):
         hm.adaptive_mala(lambda x: -(x[0] ** 2), hm.none(), NUM_CHAINS).init(starts().at[1, 1].set(jnp.nan))
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-        hm.eigen(2.5)
-    with pytest.raises(ValueError, match="positions has no numbers"):
-        hm.adaptive_mala(skewed_logdensity, hm.none(), NUM_CHAINS).init({})
+    for num_chains in (float(NUM_CHAINS), None):
+        with pytest.raises(TypeError, match=f"num_chains must be an integer, got {num_chains}"):
+            hm.adaptive_mala(skewed_logdensity, hm.none(), num_chains).init(starts())
+        with pytest.raises(TypeError, match=f"num_chains must be an integer, got {num_chains}"):
+            hm.warmup(skewed_logdensity, hm.none(), num_chains).run(jax.random.key(0), starts(), 2)
 
 
 def test_is_made_where_its_data_is_traced():

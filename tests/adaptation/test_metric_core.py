@@ -104,7 +104,7 @@ def test_bad_input():
             hm.metric_core(scheme)
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         hm.metric_core(hm.eigen(0, "isotropic"))
-    with pytest.raises(ValueError, match="rank and block_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         hm.metric_core(0)
     with pytest.raises(ValueError, match="rank must be at most d = 3, got 4"):
         hm.metric_core(hm.eigen(4, "isotropic")).init(3)

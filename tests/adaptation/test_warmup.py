@@ -368,12 +368,12 @@ def test_a_logdensity_of_fewer_bits(sampler):
 
 
 def test_a_number_of_steps_that_is_no_integer():
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(TypeError, match="num_steps must be an integer, got):
         hm.warmup(lambda x: -jnp.sum(x**2), hm.diagonal()).run(jax.random.key(0), jnp.zeros((4, 2)), 1e3)
 
 
 def test_negative_number_of_steps():
-    with pytest.raises(ValueError, match="num_steps must not be negative, got -1"):
+    with pytest.raises(ValueError, match="num_steps must be at least 0, got -1"):
         hm.warmup(skewed_logdensity, hm.none(), NUM_CHAINS).run(jax.random.key(0), starts(), -1)
 
 

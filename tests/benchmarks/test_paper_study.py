@@ -112,6 +112,13 @@ def test_an_ess_counts_where_every_leading_direction_is_explored():
     assert not tables.explored(results_like(exploration_1=1.26))
 
 
+@pytest.mark.parametrize("columns, is_counted", [({}, True), ({"rhat": 1.06}, False), ({"exploration_2": 0.79}, False)])
+def test_an_ess_counts_where_the_chains_agree_too(columns, is_counted):
+    rows = results_like(**({"rhat": 1.04} | columns))
+    assert list(tables.summarise(rows)["counts"]) == [is_counted]
+    assert f"| {'yes' if is_counted else 'no'} |" in tables.side_by_side(tables.summarise(rows))
+
+
 def test_fill_replaces_marked_blocks_only():
     text = "a\n<!-- program checks -->\nold\n<!-- end -->\nb\n<!-- other -->\nkept\n<!-- end -->\n"
     filled = tables.fill(text, {"program checks": "new"})

@@ -21,6 +21,7 @@ from householder_mcmc.cli import main as command_line
 from householder_mcmc.mcmc.hmc import HMCInfo, HMCState
 
 SMALL = ["--chains", "2", "--warmup", "40", "--draws", "30"]
+MADE = ["--chains", "2", "--draws", "10", "--scheme", "diagonal"]  # for `made_run`
 MODEL = """
 import jax.numpy as jnp
 
@@ -129,7 +130,7 @@ def test_a_higher_rank_is_hinted_at_where_there_is_one(capsys, used, rank, is_hi
     """Of d = 3."""
     options = argparse.Namespace(chains=1, warmup=1, draws=1, sampler="hmc", seed=0, json=None, plot=None)
     summary = {"ess": [1.0, 1.0, 1.0], "effective_rank": used, "rank": rank, "warnings": []}
-    command_line._report("title", options, {"two_ended": summary}, {})
+    command_line._report("title", options, {"two_ended": summary})
     out = capsys.readouterr().out
     assert f"{used} of {rank} directions" in out and ("a higher rank may help" in out) == is_hinted
 
@@ -168,6 +169,91 @@ def test_what_netcdf_refuses_is_saved_in_its_place(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_results_of_a_full_disk_are_saved_elsewhere(tmp_path, capsys, monkeypatch, made_run):
+    """A part of the draws is written, then the disk is full; the old results cannot be opened, and stay."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(command_line.tempfile, "tempdir", str(temporary))
+    output, results = tmp_path / "draws.npz", tmp_path / "results.json"
+    output.write_text("old"), results.write_text("old")
+    savez, write_text = np.savez, Path.write_text
+
+    def savez_of_a_full_disk(path, **draws):
+        if path == output:
+            path.write_bytes(b"in part")
+            raise OSError(28, "No space left on device")
+        savez(path, **draws)
+
+    def refuse(path, text):
+        if path == results:
+            raise OSError(13, "Permission denied")
+        write_text(path, text)
+
+    monkeypatch.setattr(np, "savez", savez_of_a_full_disk)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    options = [*MADE, "--output", str(output), "--json", str(results)]
+    assert command_line.main(["sample", write(tmp_path, MODEL), *options]) == 0
+    (draws,), (diagnostics,) = temporary.glob("*/draws.npz"), temporary.glob("*/results.json")
+    assert np.load(draws)["location"].shape == (2, 10) and json.loads(diagnostics.read_text())["schemes"]
+    said = capsys.readouterr()
+    assert "No space left" in said.err and f"saved in {diagnostics} instead" in said.err
+    assert said.out.index("acceptance rate") < said.out.index(f"draws saved in {draws}")
+    assert not output.exists() and results.read_text() == "old"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_folder_left", [True, False])
+def test_draws_that_can_be_saved_nowhere_are_an_error(tmp_path, capsys, monkeypatch, made_run, is_folder_left):
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", refuse)
+    if not is_folder_left:
+        monkeypatch.setattr(command_line.tempfile, "mkdtemp", refuse)
+    results = tmp_path / "results.json"
+    options = [*MADE, "--output", str(tmp_path / "draws.npz"), "--json", str(results)]
+    assert command_line.main(["sample", write(tmp_path, MODEL), *options]) == 1
+    said = capsys.readouterr()
+    assert "acceptance rate" in said.out and "draws saved" not in said.out and results.exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_closed_pipe_does_not_cost_the_draws(tmp_path, monkeypatch, made_run):
+    def refuse(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command_line.report, "table", refuse)
+    output = tmp_path / "draws.npz"
+    with pytest.raises(BrokenPipeError):
+        command_line.main(["sample", write(tmp_path, MODEL), *MADE, "--output", str(output)])
+    assert output.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--json", "--plot", None], ids=str)
+@pytest.mark.parametrize("place", ["folder", "broken link"])
+def test_files_that_cannot_be_written_are_refused_before_the_run(tmp_path, capsys, monkeypatch, option, place):
+    """As which the default, beside the model, counts too."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(command_line, "_has_arviz", lambda: False)
+    monkeypatch.setattr(command_line, "_run", None)
+    suffix = {"--json": ".json", "--plot": ".png"}.get(option, ".npz")
+    path = tmp_path / f"model{suffix}"
+    path.mkdir() if place == "folder" else path.symlink_to(tmp_path / "nowhere" / "file")
+    options = [] if option is None else [option, str(path)]
+    assert command_line.main(["sample", write(tmp_path, MODEL), *options]) == 2
+    assert f"error: {option or '--output'}: cannot write {path}: " in capsys.readouterr().err
+
+
+def test_trying_whether_a_file_can_be_written_changes_nothing(tmp_path):
+    old, new, link, target = (tmp_path / name for name in ("old", "new", "link", "target"))
+    old.write_text("kept")
+    link.symlink_to(target)
+    for path in (old, new, link):
+        command_line._check_writable("json", path)
+    assert old.read_text() == "kept" and set(tmp_path.iterdir()) == {old, link}
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scheme", command_line.SCHEMES)
 def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
     model = write(
@@ -180,7 +266,9 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
     arguments = ["sample", model, *SMALL, "--scheme", scheme, "--rank", "2", "--output", str(output)]
     assert command_line.main([*arguments, "--json", str(results)]) == 0
     assert np.load(output)["x"].shape == (2, 30, 4)
-    summary = json.loads(results.read_text())["schemes"][scheme]
+    written = json.loads(results.read_text())
+    assert written["options"].get("rank") == (None if scheme in ("none", "diagonal", "dense") else "2")
+    summary = written["schemes"][scheme]
     assert len(summary["ess"]) == 4 and 0 < summary["acceptance_rate"] < 1
 
 
@@ -309,6 +397,29 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys, text, message):
     assert command_line.main(["sample", path, *SMALL]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
+
+
+@pytest.mark.parametrize(
+    "text, file, line",
+    [
+        ("START = 1.0\n\nimport nothing_of_this_name", "model.py", 3),
+        ("x = 1\ndef f():\n    return x / 0\nf()", "model.py", 3),
+        ("initial_position = {'b': 0.0}\ndef logdensity(x):\n    y = x['b']\n    return y + x['a']", "model.py", 4),
+        (  # inside a library the model's own line is the last that counts
+            "import jax.numpy as jnp\ninitial_position = jnp.ones(3)\ndef logdensity(x):\n"
+            "    y = 2 * x\n    return jnp.dot(y, jnp.ones(2))",
+            "model.py",
+            5,
+        ),
+        ("from helper import logdensity\ninitial_position = 0.0", "helper.py", 2),
+        ("def logdensity(x): return x\ndef initial_position(key):\n    raise ValueError('far')", "model.py", 3),
+    ],
+    ids=["import", "function", "logdensity", "library", "neighbour", "initial position"],
+)
+def test_errors_of_a_model_name_its_line(tmp_path, capsys, text, file, line):
+    (tmp_path / "helper.py").write_text("def logdensity(x):\n    return x['a']\n")
+    assert command_line.main(["sample", write(tmp_path, text), *SMALL]) == 2
+    assert capsys.readouterr().err.strip().endswith(f" ({tmp_path / file}, line {line})")
 
 
 def test_bad_options(tmp_path, capsys):

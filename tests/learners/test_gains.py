@@ -27,7 +27,7 @@ def test_schedules_at_1_4_and_100(schedule, values):
 
 
 def test_authors_gains():
-    """Algorithm 2 counts steps from 1; the authors' program adds 1 for all gains but Oja's."""
+    """Algorithm 1 counts steps from 1; the authors' program adds 1 for all gains but Oja's."""
     gains = hm.AUTHORS_GAINS
     np.testing.assert_allclose([gains.moments(0), gains.moments(9)], [2**-0.7, 11**-0.7], rtol=1e-6)
     np.testing.assert_allclose([gains.oja(0), gains.oja(9)], [1, 10**-0.7], rtol=1e-6)

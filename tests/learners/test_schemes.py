@@ -45,7 +45,7 @@ def test_diagonal_and_dense_updates(dtype):
 
 
 @pytest.mark.parametrize("tail", TAILS)
-def test_eigen_update_is_algorithm_2(tail, dtype):
+def test_eigen_update_is_that_of_algorithm_1(tail, dtype):
     """Mean, eigenvectors, then variances along the columns of the new Q."""
     positions = draws(dtype=dtype)
     scheme = hm.eigen(RANK, tail, CONSTANT)
@@ -65,6 +65,25 @@ def test_eigen_update_is_algorithm_2(tail, dtype):
     expected = (rotation * variances) @ rotation.T
     tol = 200 * jnp.finfo(dtype).eps * variances.max()
     np.testing.assert_allclose(covariance(scheme, run(scheme, positions)), expected, rtol=0, atol=tol)
+
+
+@pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
+def test_a_scan_over_reflections_makes_the_same_draws(gains, x64):
+    """As the closed form of Q: 30 adaptive steps with the same keys, in which the map is rebuilt."""
+
+    def run_with(form):
+        scheme = hm.eigen(RANK, gains=gains, refresh_every=3, reflections=form)
+        sampler = hm.adaptive_mala(lambda x: -0.5 * jnp.sum(x**2 / jnp.arange(1.0, DIM + 1)), scheme, NUM_CHAINS)
+        state, positions = sampler.init(draws(1, jnp.float64)[0]), []
+        for seed in range(30):
+            state, _ = sampler.step(jax.random.key(seed), state)
+            positions.append(state.position)
+        return jnp.stack(positions), scheme.preconditioner(state.scheme)
+
+    (compact, _), (sequential, preconditioner) = map(run_with, ("compact", "sequential"))
+    assert isinstance(preconditioner.rotation, hm.reflections.SequentialReflections)
+    assert not np.allclose(preconditioner.rotation.to_dense()[:RANK, :RANK], np.eye(RANK), atol=0.1)  # it has turned
+    np.testing.assert_allclose(sequential, compact, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("tail, refresh_every", [("free", 2), ("isotropic", 1), ("unit", 3)])
@@ -236,8 +255,11 @@ def test_none_and_fixed_keep_their_map():
     [
         (lambda: hm.eigen(0), "rank must be at least 1, got 0"),
         (lambda: hm.eigen(2, "flat"), "tail must be one of"),
-        (lambda: hm.eigen(2, refresh_every=0), "refresh_every must be a positive integer, got 0"),
-        (lambda: hm.eigen(2, orthonormalize_every=0), "orthonormalize_every must be a positive integer, got 0"),
+        (lambda: hm.eigen(2, ["free"]), r"tail must be one of .*, got \['free'\]"),
+        (lambda: hm.eigen(2, reflections="product"), "reflections must be one of .*, got 'product'"),
+        (lambda: hm.eigen(2, "unit", reflections="sequential"), "'sequential' needs the tail 'free', got 'unit'"),
+        (lambda: hm.eigen(2, refresh_every=0), "refresh_every must be at least 1, got 0"),
+        (lambda: hm.eigen(2, orthonormalize_every=0), "orthonormalize_every must be at least 1, got 0"),
         (lambda: hm.eigen(DIM + 1).init(draws()[0]), "rank must be at most d = 6, got 7"),
         (lambda: hm.fixed(jnp.ones(DIM + 1)).init(draws()[0]), "does not act on positions with d = 6"),
         (lambda: hm.fixed(hm.Dense(jnp.ones((7, 7)))).init(draws()[0]), "does not act on positions with d = 6"),
@@ -245,4 +267,23 @@ def test_none_and_fixed_keep_their_map():
 )
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: hm.eigen(2.5), "rank must be an integer, got 2.5"),
+        (lambda: hm.eigen(2, refresh_every=1.5), "refresh_every must be an integer, got 1.5"),
+        (lambda: hm.eigen(2, orthonormalize_every=None), "orthonormalize_every must be an integer, got None"),
+        (lambda: hm.two_ended(2.5), "rank must be an integer, got 2.5"),
+        (lambda: hm.two_ended(2, 2.5), "block_size must be an integer, got 2.5"),
+        (lambda: hm.eigen(2, gains=(1, 2)), r"gains must be Gains, such as hm.DEFAULT_GAINS, got \(1, 2\)"),
+        (lambda: hm.diagonal((1, 2)), r"gains must be Gains, such as hm.DEFAULT_GAINS, got \(1, 2\)"),
+        (lambda: hm.dense([1, 2]), r"gains must be Gains, such as hm.DEFAULT_GAINS, got \[1, 2\]"),
+        (lambda: hm.dense(hm.Gains(0.1, 0.1)), "gains.moments must be a schedule, such as .*, got 0.1"),
+    ],
+)
+def test_wrong_types(make, message):
+    with pytest.raises(TypeError, match=message):
         make()

@@ -189,3 +189,41 @@ def test_vmap_over_chains_agrees_with_single_runs(sampler):
     for i in range(3):
         alone, _ = kernel.step(keys[i], kernel.init(starts[i]))
         np.testing.assert_allclose(together.position[i], alone.position, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel, other", [("mala", "hmc"), ("hmc", "mala")])
+def test_a_state_of_another_sampler_is_refused(kernel, other):
+    def logdensity(x):
+        return -0.5 * jnp.sum(x**2)
+
+    x = jnp.ones(3)
+    step = getattr(hm, kernel)(logdensity, 0.5, x).step
+    message = f"steps from a {kernel.upper()}State, got a {other.upper()}State: make one with"
+    for transformed in (step, jax.jit(step)):
+        with pytest.raises(TypeError, match=message):
+            transformed(jax.random.key(0), getattr(hm, other).init(x, logdensity))
+    with pytest.raises(TypeError, match=f"steps from a {kernel.upper()}State, got a ArrayImpl"):
+        step(jax.random.key(0), x)
+
+
+@pytest.mark.parametrize("empty", [{}, np.ones(0), [np.ones((0, 2)), np.ones(0)]], ids=["tree", "vector", "list"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda x: hm.mala.init(x, lambda x: 0.0),
+        lambda x: hm.hmc.init(x, lambda x: 0.0),
+        lambda x: hm.adaptive_mala(lambda x: 0.0, hm.none(), 4).init(with_chains(x)),
+        lambda x: hm.warmup(lambda x: 0.0, hm.none(), 4).run(jax.random.key(0), with_chains(x), 2),
+        lambda x: hm.variational.LowRankGaussian.start(x, 1),
+        lambda x: hm.variational.LowRankScaleGaussian.start(x, 1),
+        lambda x: hm.metric_core(2).init(sum(leaf.size for leaf in jax.tree.leaves(x))),
+    ],
+    ids=["mala", "hmc", "adaptive_mala", "warmup", "variational", "scale", "metric_core"],
+)
+def test_positions_without_numbers_are_refused_alike(start, empty):
+    with pytest.raises(ValueError, match=r"^a position must have at least one number, got d = 0\.$"):
+        start(empty)
+
+
+def with_chains(position):
+    return jax.tree.map(lambda leaf: np.stack([leaf] * 4), position)

@@ -176,7 +176,7 @@ def test_no_steps_return_the_start():
 
 @pytest.mark.parametrize(
     "options, match",
-    [({"batch_size": 1}, "at least 2 samples, got 1"), ({"num_steps": -1}, "num_steps must not be negative, got -1")],
+    [({"batch_size": 1}, "samples of a batch must be at least 2, got 1"), ({"num_steps": -1}, "num_steps must be at least 0, got -1")],
 )
 def test_bad_options_are_refused(options, match):
     start = LowRankGaussian.start(jnp.zeros(DIM), RANK)
@@ -184,8 +184,14 @@ def test_bad_options_are_refused(options, match):
         fit(PBAM, logdensity, start, KEY, **({"num_steps": 3} | options))
 
 
+@pytest.mark.parametrize("options", [{"batch_size": 2.5}, {"num_steps": 2.5}], ids=str)
+def test_numbers_that_are_no_integers_are_refused(options):
+    with pytest.raises(TypeError, match="must be an integer, got 2.5"):
+        fit(PBAM, logdensity, LowRankGaussian.start(jnp.zeros(DIM), RANK), KEY, **({"num_steps": 3} | options))
+
+
 def test_vi_algorithm_refuses_a_batch_of_one_and_a_rank_above_d():
-    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
+    with pytest.raises(ValueError, match="samples of a batch must be at least 2, got 1"):
         low_rank_vi(logdensity, PBAM, RANK, num_samples=1)
     with pytest.raises(ValueError, match="at most d = 5, got 6"):
         low_rank_vi(logdensity, PBAM, 6).init(jnp.zeros(DIM))

@@ -199,3 +199,21 @@ def test_bad_parameters_are_refused(params, match):
 def test_start_refuses_a_rank_out_of_range(family, rank):
     with pytest.raises(ValueError, match=f"at most d = 4, got {rank}"):
         family.start(jnp.zeros(4), rank)
+
+
+@pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
+def test_a_position_of_another_shape_or_structure_is_refused(family):
+    vector, tree = family.start(jnp.zeros(3), 1), family.start({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1)
+    wrong = [(vector, 0.5), (vector, jnp.zeros((1, 3))), (vector, [0.0, 0.0, 0.0]), (vector, jnp.zeros((5, 3)))]
+    wrong += [(tree, jnp.zeros(3)), (tree, {"b": jnp.zeros(()), "c": jnp.zeros(2)}), (tree, {"a": 0.0, "b": 0.0})]
+    for params, position in wrong:
+        for function in (params.log_density, params.score):
+            with pytest.raises(ValueError, match="must have the structure and shapes of the mean, .*, got"):
+                function(position)
+    assert tree.kl_divergence(hm.variational.LowRankGaussian.start(jnp.zeros(3), 1)).shape == ()  # that is of ravelled means
+
+
+@pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
+def test_a_rank_must_be_an_integer(family):
+    with pytest.raises(TypeError, match="rank must be an integer, got 2.5"):
+        family.start(jnp.zeros(4), 2.5)
