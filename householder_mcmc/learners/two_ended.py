@@ -185,7 +185,9 @@ def _two_ended(rank, block_size, forgetting, negligible):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
         level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
-        return LowRank(level * scales, eigenvectors, jnp.where(size > jnp.asarray(negligible, size.dtype), eigenvalues, 1))
+        return LowRank(
+            level * scales, eigenvectors, jnp.where(size > jnp.asarray(negligible, size.dtype), eigenvalues, 1)
+        )
 
     def forget_fn(state, positions):
         del positions
