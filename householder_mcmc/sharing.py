@@ -38,7 +38,7 @@ _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 def shared(factory: Callable[P, R]) -> Callable[P, R]:
     """The factory, returning the same object for equal arguments, however they are given.
 
-    Arguments that cannot be hashed, such as arrays, make a new object at each call.
+    Arguments that cannot be hashed, such as arrays, or that read traced values make a new object at each call.
     """
     signature, find = inspect.signature(factory), functools.cache(factory)
 
@@ -46,7 +46,8 @@ def shared(factory: Callable[P, R]) -> Callable[P, R]:
     def find_or_make(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return (find if _is_hashable(bound.args) else factory)(*bound.args, **bound.kwargs)
+        is_kept = _is_hashable(bound.args) and not _have_tracer(_reads(bound.args))
+        return (find if is_kept else factory)(*bound.args, **bound.kwargs)
 
     return find_or_make
 
@@ -57,7 +58,7 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
     The jitted function of before is returned if `function` is the same and reads the same objects: its closure, the
     globals that it names, its attributes if it is an object, and theirs in turn. (They are compared by identity, so an
     array that is changed in place is not seen.) The static arguments are compared by ==. If one cannot be hashed, or if
-    `function` reads traced values, nothing is kept.
+    `function` or one of them reads traced values, nothing is kept.
     """
 
     @functools.lru_cache(_MOST_PROGRAMS)
@@ -77,8 +78,8 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
         return jax.jit(trace)
 
     def find_or_make(value: Callable, *static: Any) -> Callable:
-        function = _Function(value)
-        if not _is_hashable(static) or isinstance(jnp.zeros(()), jax.core.Tracer) or function.reads_tracer:
+        function, is_traced = _Function(value), isinstance(jnp.zeros(()), jax.core.Tracer)
+        if is_traced or not _is_hashable(static) or _have_tracer([*function.objects, *_reads(static)]):
             return jax.jit(build(value, *static))
         return find(_known(function), *static)
 
@@ -92,10 +93,6 @@ class _Function:
         self.value = value
         self.objects = _reads(value)
         self.identity = id(self.objects[0])
-
-    @property
-    def reads_tracer(self) -> bool:
-        return any(isinstance(thing, jax.core.Tracer) for thing in self.objects)
 
     def __hash__(self):
         return self.identity
@@ -118,8 +115,12 @@ def _is_hashable(arguments):
     return True
 
 
-def _reads(function: Callable) -> list:
-    """The function and the objects that it can read without being given them, each as often as it is held."""
+def _have_tracer(objects: list) -> bool:
+    return any(isinstance(thing, jax.core.Tracer) for thing in objects)
+
+
+def _reads(function: Any) -> list:
+    """A function and the objects that it can read without being given them, each as often as it is held."""
     objects, seen, left = [], set(), [function]
     while left:
         thing = left.pop()

@@ -1,8 +1,10 @@
 """Our learners in BlackJAX's warm-ups: a `MetricCore` for `blackjax.staged_adaptation`."""
 
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from blackjax.adaptation.metric_recipes import MetricCore
@@ -30,7 +32,9 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     """A streaming learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of all draws.
 
     It learns from every draw of the slow windows and never starts anew; what it has learnt is put to use at the end of
-    each window.
+    each window. A draw that is not finite, or whose score is not, teaches nothing. To begin with a map that is known,
+    replace that of a start: `initial_metric_state=core.init(d)._replace(inverse_mass_matrix=known)`. It stays in use
+    until the learner has one of its own. Draws are cast to the dtype of the state.
 
     Parameters
     ----------
@@ -45,7 +49,7 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
     Raises
     ------
     ValueError
-        On a rank below 1, or, at `init`, one that the scheme refuses, or d = 0.
+        On a rank below 1, or, at `init`, one that the scheme refuses, or d = 0; at `final`, on a map of another rank.
     TypeError
         If it is neither a `Scheme` nor an integer, or, at `init`, a scheme whose map is no `LowRank`.
 
@@ -74,12 +78,40 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         return MetricCoreState(jnp.zeros((), jnp.int32), preconditioner.to_inverse_mass_matrix(), state)
 
     def update(state, position, grad):
-        x, score = ravel_pytree(position)[0][None], ravel_pytree(grad)[0][None]
-        learnt = only_if(state.count == 0, lambda _: scheme.init(x), state.scheme)  # the first draw is the start
-        return state._replace(count=optax.safe_increment(state.count), scheme=scheme.update(learnt, x, score))
+        dtype = _dtype(state)
+        x, score = (ravel_pytree(tree)[0].astype(dtype)[None] for tree in (position, grad))
+
+        def learn(state):
+            learner = only_if(state.count == 0, lambda learner: start(learner, x), state.scheme)
+            return state._replace(count=optax.safe_increment(state.count), scheme=scheme.update(learner, x, score))
+
+        return only_if(jnp.all(jnp.isfinite(x) & jnp.isfinite(score)), learn, state)
+
+    def start(learner, x):
+        """The first draw is the start of a learner that has seen none, and was not given."""
+        return jax.tree.map(
+            partial(jnp.where, _are_equal(learner, scheme.init(jnp.zeros_like(x)))), scheme.init(x), learner
+        )
 
     def final(state):
+        dim = state.inverse_mass_matrix.sigma.shape[0]
         preconditioner: Any = scheme.preconditioner(state.scheme)
-        return state._replace(inverse_mass_matrix=preconditioner.to_inverse_mass_matrix())
+        is_that_of_the_start = _are_equal(
+            preconditioner, scheme.preconditioner(scheme.init(jnp.zeros((1, dim), _dtype(state))))
+        )
+        new, old = preconditioner.to_inverse_mass_matrix(), state.inverse_mass_matrix
+        shapes, given = (jax.tree.map(jnp.shape, each) for each in (new, old))
+        if shapes != given:
+            raise ValueError(f"an inverse mass matrix given at the start must have shapes {shapes}, got {given}.")
+        in_use = jax.tree.map(partial(jnp.where, is_that_of_the_start), old, new)
+        return state._replace(inverse_mass_matrix=in_use)
 
     return MetricCore(init, update, final)
+
+
+def _dtype(state):
+    return state.inverse_mass_matrix.sigma.dtype
+
+
+def _are_equal(one, other):
+    return jnp.all(jnp.array([jnp.all(x == y) for x, y in zip(*map(jax.tree.leaves, (one, other)), strict=True)]))

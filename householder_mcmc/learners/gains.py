@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from householder_mcmc.preconditioners.checks import is_concrete
 from householder_mcmc.sharing import shared
 
 __all__ = [
@@ -68,10 +69,12 @@ def require_gains(gains) -> None:
 def diminishes(schedule: optax.Schedule) -> bool:
     """Whether gains decay like t^-0.5 or faster, between the steps 10^4 and 10^6.
 
-    Such gains fall by a factor of 10 there, and a hundredth is left for their offsets and for rounding.
+    Such gains fall by a factor of 10 there, and a hundredth is left for their offsets and for rounding. Of gains that
+    depend on traced values it is not known, and not denied.
     """
     with jax.ensure_compile_time_eval():
-        return bool(jnp.asarray(schedule(10**6 - 1)) <= 0.101 * jnp.asarray(schedule(10**4 - 1)))
+        does = jnp.asarray(schedule(10**6 - 1)) <= 0.101 * jnp.asarray(schedule(10**4 - 1))
+    return not is_concrete(does) or bool(does)
 
 
 # The map moves much more slowly than the chains, so that it cannot follow them. Oja's exponent is the authors'. With a

@@ -33,7 +33,7 @@ from jax import Array
 
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, project
-from householder_mcmc.preconditioners.checks import require_integer
+from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.sharing import shared
 
@@ -102,7 +102,7 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
         If an argument is out of range, or at `update`, without scores.
     """
     rank, block_size = require_integer("rank", rank), require_integer("block_size", block_size)
-    if not forgetting > 0 or not negligible >= 1:
+    if is_concrete(forgetting) and not forgetting > 0 or is_concrete(negligible) and not negligible >= 1:
         raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
 
     return _two_ended(rank, block_size, forgetting, negligible)
@@ -133,7 +133,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
     def absorb(state):
         """The state after a whole block, in the steps of the recursion above."""
         number = state.count // block_size - 1
-        weight = forgetting / (number.astype(state.mean.dtype) + forgetting)
+        memory = jnp.asarray(forgetting, state.mean.dtype)
+        weight = memory / (number.astype(state.mean.dtype) + memory)
 
         # 1. Centre the block by chain.
         mean = state.mean + weight * (jnp.mean(state.block, axis=1) - state.mean)
@@ -181,7 +182,9 @@ def _two_ended(rank, block_size, forgetting, negligible):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
         level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
-        return LowRank(level * scales, eigenvectors, jnp.where(size > negligible, eigenvalues, 1))
+        return LowRank(
+            level * scales, eigenvectors, jnp.where(size > jnp.asarray(negligible, size.dtype), eigenvalues, 1)
+        )
 
     def forget_fn(state, positions):
         del positions

@@ -1,5 +1,8 @@
 """The learners as BlackJAX's metric adaptation."""
 
+import itertools
+from functools import partial
+
 import blackjax
 import chex
 import jax
@@ -129,3 +132,73 @@ def test_a_number_stands_for_two_ended():
         return core.final(state).inverse_mass_matrix
 
     chex.assert_trees_all_equal(learn(hm.metric_core(3)), learn(hm.metric_core(hm.two_ended(3))))
+
+
+def learnt(core, draws, scores):
+    state, _ = jax.lax.scan(
+        lambda state, xs: (core.update(state, *xs), None), core.init(draws.shape[1]), (draws, scores)
+    )
+    return core.final(state)
+
+
+@pytest.mark.parametrize(
+    "scheme", [hm.eigen(1, "isotropic"), hm.two_ended(1, block_size=2)], ids=["eigen", "two_ended"]
+)
+def test_what_is_not_finite_teaches_nothing(scheme):
+    """A draw or a score with one such number, at the start too, is as if it had not been."""
+    run = jax.jit(partial(learnt, hm.metric_core(scheme)))
+    draws = jax.random.normal(jax.random.key(0), (12, 3))
+    good = jnp.array([i for i in range(12) if i not in (0, 5, 6)])
+    expected = run(draws[good], -draws[good])
+    for draw, score in itertools.product((jnp.nan, jnp.inf, None), (jnp.nan, None)):
+        bad_draws = draws if draw is None else draws.at[jnp.array([0, 5, 6]), 1].set(draw)
+        bad_scores = -draws if score is None else (-draws).at[jnp.array([0, 5, 6]), 2].set(score)
+        if (draw, score) != (None, None):
+            chex.assert_trees_all_equal(run(bad_draws, bad_scores), expected)
+
+
+KNOWN = LowRankInverseMassMatrix(jnp.array([1.0, 2.0, 3.0]), jnp.eye(3, 1), jnp.array([4.0]))
+
+
+def test_a_given_map_is_in_use_until_there_is_another():
+    """In BlackJAX's warm-up the slow windows of 200 steps end at 100 and 150; a block of 40 draws is whole by 150."""
+    core = hm.metric_core(hm.two_ended(1, block_size=40))
+    warmup = blackjax.staged_adaptation(
+        blackjax.hmc,
+        lambda x: -jnp.sum(x**2) / 2,
+        metric=core,
+        initial_metric_state=core.init(3)._replace(inverse_mass_matrix=KNOWN),
+        adaptation_info_fn=lambda state, info, adaptation: adaptation.inverse_mass_matrix,
+        num_integration_steps=3,
+    )
+    (_, parameters), in_use = warmup.run(jax.random.key(0), jnp.ones(3), 200)
+    is_known = np.all(in_use.sigma == KNOWN.sigma, axis=1) & np.all(in_use.lam == KNOWN.lam, axis=1)
+    assert np.all(is_known[:125]) and not np.any(is_known[-50:])
+    chex.assert_trees_all_equal(parameters["inverse_mass_matrix"], jax.tree.map(lambda leaf: leaf[-1], in_use))
+
+
+def test_a_given_learner_is_not_made_anew():
+    """Not by the first draw, when its own draws are forgotten."""
+    scheme = hm.two_ended(1, block_size=2)
+    core = hm.metric_core(scheme)
+    draws = jax.random.normal(jax.random.key(0), (20, 3)) * jnp.array([1.0, 10.0, 100.0])
+    before = learnt(core, draws, -draws).scheme
+    state = core.init(3)._replace(scheme=scheme.start_anew(before, draws[:1]))
+    state = core.final(core.update(state, draws[0], -draws[0]))
+    known = scheme.preconditioner(before).to_inverse_mass_matrix()
+    chex.assert_trees_all_equal(state.inverse_mass_matrix, known)
+
+
+def test_a_given_map_of_another_rank_is_refused():
+    core = hm.metric_core(2)
+    with pytest.raises(ValueError, match=r"given at the start must have shapes .*\(3, 2\).* got .*\(3, 1\)"):
+        core.final(core.init(3)._replace(inverse_mass_matrix=KNOWN))
+
+
+@pytest.mark.parametrize(
+    "scheme", [hm.eigen(1, "isotropic"), hm.two_ended(1, block_size=2)], ids=["eigen", "two_ended"]
+)
+def test_draws_of_another_dtype_are_cast(scheme, x64):
+    draws = jax.random.normal(jax.random.key(0), (12, 3), jnp.float32)
+    core = hm.metric_core(scheme)
+    chex.assert_trees_all_equal(learnt(core, draws, -draws), learnt(core, draws.astype(float), -draws.astype(float)))

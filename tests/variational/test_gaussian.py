@@ -210,7 +210,9 @@ def test_a_position_of_another_shape_or_structure_is_refused(family):
         for function in (params.log_density, params.score):
             with pytest.raises(ValueError, match="must have the structure and shapes of the mean, .*, got"):
                 function(position)
-    assert tree.kl_divergence(hm.variational.LowRankGaussian.start(jnp.zeros(3), 1)).shape == ()  # that is of ravelled means
+    assert (
+        tree.kl_divergence(hm.variational.LowRankGaussian.start(jnp.zeros(3), 1)).shape == ()
+    )  # that is of ravelled means
 
 
 @pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
