@@ -57,7 +57,10 @@ def fit(
     Parameters
     ----------
     optimiser
-        `pbam`, `reverse_kl`, or an optax chain that takes `samples` and `scores` as they do.
+        `pbam`, `reverse_kl`, or an optax chain that ends or begins with one of them. What stands before it is not seen:
+        both ignore the updates that they are given. What stands after it may scale, clip or average its updates. Where
+        it extrapolates, as `optax.trace` does, a step that would make a variance negative is left out. Links that
+        change gradients, such as `optax.clip_by_global_norm`, belong into the optimiser that `reverse_kl` is given.
     logdensity_fn
         Position -> log-density up to a constant.
     initial
@@ -167,5 +170,8 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     scores = jax.tree.map(lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores)
     updates = jax.tree.map(jnp.zeros_like, params)
     updates, opt_state = optimiser.update(updates, opt_state, params, samples=samples, scores=scores)
+    # Links after `pbam` or `reverse_kl` that extrapolate, such as `optax.trace`, may make variances negative.
     new_params: Any = optax.apply_updates(params, updates)
-    return VIState(new_params, opt_state), info
+    is_usable = jnp.all(new_params.diagonal > 0)
+    params = jax.tree.map(lambda new, old: jnp.where(is_usable, new, old), new_params, params)
+    return VIState(params, opt_state), info

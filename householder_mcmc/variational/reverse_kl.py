@@ -28,7 +28,10 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
     The optimiser is given the gradient with respect to (mean, log(diagonal), factor), so that the diagonal stays
     positive; a step multiplies it by between eps^(1/2) and eps^(-1/2). Samples with a score that is not finite are
     dropped; if none is left, or the result is not finite, the updates are zero and the optimiser's state stays.
-    Cost O((rank^2 + rank batch) d).
+    Cost O((rank^2 + rank batch) d). A clipping of the gradient belongs into `optimiser`,
+    `reverse_kl(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))`; before `reverse_kl` it does nothing. An
+    optimiser that asks for the value of the loss, such as `optax.lbfgs`, cannot be used, since only its gradient is
+    estimated.
 
     Raises
     ------

@@ -214,3 +214,16 @@ def test_german_credit_posterior(optimiser, german_credit):
     variances = gaussian.diagonal + jnp.sum(gaussian.factor**2, axis=0)
     np.testing.assert_allclose((gaussian.mean - mean) / sd, 0, atol=0.2)
     np.testing.assert_allclose(np.sqrt(variances) / sd, 1, atol=0.1)
+
+
+def test_a_chain_that_extrapolates_keeps_variances_positive():
+    """Momentum would carry the variances of a target 100 times narrower than the start below zero, and drop all samples."""
+
+    def logdensity(x):
+        return -0.5 * jnp.sum((100 * x) ** 2)
+
+    optimiser = optax.chain(hm.variational.pbam(), optax.trace(0.9))
+    initial = LowRankGaussian.start(jnp.zeros(4), 1)
+    gaussian, trace = fit(optimiser, logdensity, initial, jax.random.key(0), 60)
+    assert jnp.all(gaussian.diagonal > 0) and not jnp.any(trace.num_dropped)
+    assert jnp.all(jnp.isfinite(trace.elbo))
