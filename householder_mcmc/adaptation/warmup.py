@@ -33,13 +33,17 @@ _TUNING_PART = 10
 # A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
 # more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
 # standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
+# (Neither made a difference on three targets of d = 26 to 102, where no two draws differ by so much.)
 _RISE = 10
 _DEVIATIONS = 6
 
 # The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
+# (With 1 or 30 one seed of nine ends at a third or less of its ESS: `benchmarks/results/warmup_constants.md`, as below.)
 _RESETS = 10
 
-# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets.
+# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets. (Where
+# that begins at step 500, two of three seeds of `diamonds` end at a hundredth of their ESS; spells of 5 and of 80 steps
+# do as well as 20.)
 _SLOW = 100
 _SPELL = 20
 
@@ -62,7 +66,8 @@ _LARGEST_FALL = math.log(4)
 _LEARNER = SAMPLERS["hmc"]
 
 # Trajectories grow by one leapfrog step in this many transitions. A transition that ends outside the support takes as
-# many back: at a wall no step size is short enough for a trajectory that is too long.
+# many back: at a wall no step size is short enough for a trajectory that is too long. (2 is too soon: `diamonds` and
+# the Cox process lose up to nine tenths of their ESS. 32 does about as well as 8.)
 _GROWTH = 8
 
 
