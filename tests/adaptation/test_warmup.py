@@ -368,7 +368,7 @@ def test_a_logdensity_of_fewer_bits(sampler):
 
 
 def test_a_number_of_steps_that_is_no_integer():
-    with pytest.raises(TypeError, match="num_steps must be an integer, got):
+    with pytest.raises(TypeError, match="num_steps must be an integer, got"):
         hm.warmup(lambda x: -jnp.sum(x**2), hm.diagonal()).run(jax.random.key(0), jnp.zeros((4, 2)), 1e3)
 
 

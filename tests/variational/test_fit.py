@@ -176,7 +176,10 @@ def test_no_steps_return_the_start():
 
 @pytest.mark.parametrize(
     "options, match",
-    [({"batch_size": 1}, "samples of a batch must be at least 2, got 1"), ({"num_steps": -1}, "num_steps must be at least 0, got -1")],
+    [
+        ({"batch_size": 1}, "samples of a batch must be at least 2, got 1"),
+        ({"num_steps": -1}, "num_steps must be at least 0, got -1"),
+    ],
 )
 def test_bad_options_are_refused(options, match):
     start = LowRankGaussian.start(jnp.zeros(DIM), RANK)
