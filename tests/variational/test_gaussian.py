@@ -201,7 +201,6 @@ def test_start_refuses_a_rank_out_of_range(family, rank):
         family.start(jnp.zeros(4), rank)
 
 
-@pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
 def test_a_position_of_another_shape_or_structure_is_refused(family):
     vector, tree = family.start(jnp.zeros(3), 1), family.start({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1)
     wrong = [(vector, 0.5), (vector, jnp.zeros((1, 3))), (vector, [0.0, 0.0, 0.0]), (vector, jnp.zeros((5, 3)))]
@@ -215,7 +214,6 @@ def test_a_position_of_another_shape_or_structure_is_refused(family):
     )  # that is of ravelled means
 
 
-@pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
 def test_a_rank_must_be_an_integer(family):
     with pytest.raises(TypeError, match="rank must be an integer, got 2.5"):
         family.start(jnp.zeros(4), 2.5)
