@@ -38,7 +38,7 @@ _RISE = 10
 _DEVIATIONS = 6
 
 # The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
-# (With 1 or 30 one seed of nine ends at a third or less of its ESS: `benchmarks/results/warmup_constants.md`, as below.)
+# (With 1 or 30 one seed of nine ends at a third of its ESS or less: `benchmarks/results/warmup_constants.md`.)
 _RESETS = 10
 
 # From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets. (Where

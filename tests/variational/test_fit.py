@@ -217,7 +217,7 @@ def test_german_credit_posterior(optimiser, german_credit):
 
 
 def test_a_chain_that_extrapolates_keeps_variances_positive():
-    """Momentum would carry the variances of a target 100 times narrower than the start below zero, and drop all samples."""
+    """Momentum would carry the variances of a target 100 times narrower than the start below zero."""
 
     def logdensity(x):
         return -0.5 * jnp.sum((100 * x) ** 2)
