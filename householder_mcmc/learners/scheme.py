@@ -28,6 +28,9 @@ class Scheme(NamedTuple):
     gains: those of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
+
+    Counters stop at 2^31 - 1 updates, where gains like 1 / t are below rounding in float32. What a learner does at
+    every n-th update, n > 1, it then does no more: its map may stay as it is.
     """
 
     init: Callable[[Array], Any]

@@ -158,6 +158,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
         ]
         combinations, directions = _largest_gaps(rows, state.pairs.shape[1])
         preconditioner = LowRank(scales, *_geometric_mean(rows, directions))
+        has_direction = jnp.any(preconditioner.eigenvectors != 0, axis=1)
+        corrections = jnp.where(has_direction, corrections, -jnp.log(preconditioner.eigenvalues))  # to eigenvalue 1
         pairs = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
 
         # 5. For the next block's scales: the variances of this one, whitened by the new map.
@@ -238,7 +240,7 @@ def _log_errors(preconditioner, rows):
 def _scales(variances, old):
     """(variance of the draws / variance of the scores)^(1/4), by coordinate: right for a diagonal Gaussian."""
     draws, scores, is_known = _where_positive(*variances)
-    return jnp.where(is_known, (draws / scores) ** 0.25, old)
+    return jnp.where(is_known, draws**0.25 / scores**0.25, old)  # their ratio may underflow
 
 
 def _common_change(old, new):

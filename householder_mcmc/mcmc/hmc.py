@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
@@ -92,7 +93,7 @@ def build_kernel() -> Callable:
             momentum = momentum + step_size / 2 * gradient
             x = x + step_size * preconditioner.apply(momentum)
             position = unravel(x)
-            end = HMCState(position, *jax.value_and_grad(logdensity_fn)(position))
+            end = HMCState(position, *value_and_grad(logdensity_fn)(position))
             gradient = whiten(end.logdensity_grad)
             return x, momentum + step_size / 2 * gradient, gradient, end
 

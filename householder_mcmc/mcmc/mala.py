@@ -16,6 +16,7 @@ from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import (
     ChainState,
     accept_or_reject,
@@ -50,16 +51,17 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
     Raises
     ------
     TypeError
-        If a leaf is not floating point.
+        If a leaf or the log-density is not floating point.
     ValueError
-        If the position, the log-density or its gradient is not finite, unless they are traced; if d = 0.
+        If the log-density is no single number or has no reverse-mode gradient; if d = 0; unless they are traced, if the
+        position, the log-density or its gradient is not finite.
     """
     require_numbers(position)
     x: Any = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(f"position{jax.tree_util.keystr(path)} must be floating point, got {leaf.dtype}.")
-    state = MALAState(x, *jax.value_and_grad(logdensity_fn)(x))
+    state = MALAState(x, *value_and_grad(logdensity_fn)(x))
     require_finite(state)
     return state
 
@@ -87,7 +89,7 @@ def build_kernel() -> Callable:
         forward_drift = jnp.where(is_finite(state), drift(state.logdensity_grad), 0)
         move = forward_drift + jnp.sqrt(2 * step_size) * noise
         position = unravel(x + preconditioner.apply(move))
-        proposal = MALAState(position, *jax.value_and_grad(logdensity_fn)(position))
+        proposal = MALAState(position, *value_and_grad(logdensity_fn)(position))
 
         drifts = forward_drift + drift(proposal.logdensity_grad)
         log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))

@@ -175,17 +175,19 @@ def require_orthonormal(rows: Array, is_used: Array | None = None, repair: bool 
     """
     if not is_concrete(rows) or not (is_used is None or is_concrete(is_used)):
         return rows
+    # by NumPy: under jit, products of arrays whose values are known have none
     used = np.arange(rows.shape[0]) if is_used is None else np.flatnonzero(is_used)
-    gram = np.asarray(project(rows, rows), np.float64)[np.ix_(used, used)]
-    distance = np.max(np.abs(gram - np.eye(len(used))), initial=0)
+    chosen = np.asarray(rows, np.float64)[used]
+    distance = np.max(np.abs(chosen @ chosen.T - np.eye(len(used))), initial=0)
     if not distance < _LARGEST_DISTANCE:
         raise ValueError(
             f"eigenvectors must have orthonormal rows; inner products of these are up to {distance:.2g} away from that."
         )
     if not repair or distance < _rounding(rows):
         return rows
-    chosen, _ = jnp.linalg.qr(rows[used].T)
-    return rows.at[used].set(chosen.T * jnp.sign(jnp.sum(chosen.T * rows[used], axis=1, keepdims=True)))
+    orthonormal = np.linalg.qr(chosen.T)[0].T
+    orthonormal *= np.sign(np.sum(orthonormal * chosen, axis=1, keepdims=True))
+    return jnp.asarray(rows).at[used].set(jnp.asarray(orthonormal, rows.dtype))
 
 
 def _rounding(rows):
