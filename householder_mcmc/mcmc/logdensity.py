@@ -26,7 +26,9 @@ def value_and_grad(logdensity_fn: Callable) -> Callable:
             got = jnp.result_type(value) if is_array else f"a {type(value).__name__}"
             raise TypeError(f"the log-density must be a floating point number, got {got}.")
         if jnp.shape(value) != ():
-            raise ValueError(f"the log-density must be one number, of shape (), got shape {jnp.shape(value)}: sum over its terms.")
+            raise ValueError(
+                f"the log-density must be one number, of shape (), got shape {jnp.shape(value)}: sum over its terms."
+            )
         return value
 
     def evaluate(position):
