@@ -240,7 +240,7 @@ def _log_errors(preconditioner, rows):
 def _scales(variances, old):
     """(variance of the draws / variance of the scores)^(1/4), by coordinate: right for a diagonal Gaussian."""
     draws, scores, is_known = _where_positive(*variances)
-    return jnp.where(is_known, draws**0.25 / scores**0.25, old)  # their ratio may underflow
+    return jnp.where(is_known, jnp.sqrt(jnp.sqrt(draws) / jnp.sqrt(scores)), old)  # draws / scores may underflow
 
 
 def _common_change(old, new):
