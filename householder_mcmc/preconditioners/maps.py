@@ -256,8 +256,8 @@ def _checked(preconditioner):
         _require_positive("scales", preconditioner.scales)
     if isinstance(preconditioner, LowRank):
         _require_positive("eigenvalues", preconditioner.eigenvalues)
-        # a row with eigenvalue 1 is not used, and may be zero
-        is_used = preconditioner.eigenvalues != 1
+        # a row with eigenvalue 1, to rounding, does nothing, and may be zero
+        is_used = jnp.abs(preconditioner.eigenvalues - 1) > 1e-4
         rows = require_orthonormal(preconditioner.eigenvectors, is_used)
         return preconditioner if rows is preconditioner.eigenvectors else preconditioner._replace(eigenvectors=rows)
     if isinstance(preconditioner, Householder) and isinstance(preconditioner.rotation, CompactReflections):

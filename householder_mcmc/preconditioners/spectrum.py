@@ -27,6 +27,9 @@ _FIRST_LEVEL = 1e4
 _STEPS_DOWN = 6
 _MOST_STEPS = 20
 
+# Eigenvalues beyond this count as it: float64 still has four digits of their differences from 1.
+_MOST_EXTREME = 1e12
+
 # Change of the logarithms of the scales below which they are settled.
 _SETTLED = 0.01
 
@@ -36,6 +39,7 @@ def count_directions(scales, eigenvectors, eigenvalues, factor: float) -> int:
 
     scales (d,), eigenvectors (rank, d), eigenvalues (rank,): as in `LowRank`.
     """
+    eigenvalues = np.clip(eigenvalues, 1 / _MOST_EXTREME, _MOST_EXTREME)
     is_used = eigenvalues != 1
     rows, stretch = eigenvectors[is_used] * scales, eigenvalues[is_used] - 1
     if not len(stretch):
@@ -65,9 +69,13 @@ def _least(scales, rows, stretch, units, factor):
 
 
 def _median(diagonal, rows, stretch):
-    """The median eigenvalue of diag(diagonal) + rows^T diag(stretch) rows, to a hundredth, by bisection."""
-    low, high = np.log(np.min(diagonal)) - 30, np.log(np.max(diagonal)) + 30
-    while high - low > _SETTLED:
+    """The median eigenvalue of diag(diagonal) + rows^T diag(stretch) rows, to a hundredth, by bisection.
+
+    All lie between the least and the largest of the diagonal, times the least and the largest of 1 + stretch and 1.
+    """
+    low = np.log(np.min(diagonal) * min(1, 1 + np.min(stretch)))
+    high = np.log(np.max(diagonal) * max(1, 1 + np.max(stretch)))
+    for _ in range(max(0, int(np.ceil(np.log2((high - low) / _SETTLED))))):
         middle = (low + high) / 2
         is_above = _num_above(diagonal, rows, stretch, np.exp(middle)) > len(diagonal) // 2
         low, high = (middle, high) if is_above else (low, middle)
