@@ -13,6 +13,7 @@ from blackjax.types import ArrayLikeTree, ArrayTree, PRNGKey
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.sharing import program
 from householder_mcmc.variational.batches import check_size
@@ -158,7 +159,7 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     params: Any
     params, opt_state = state
     samples = params.sample(rng_key, num_samples)
-    logdensities, scores = jax.vmap(jax.value_and_grad(logdensity_fn))(samples)
+    logdensities, scores = jax.vmap(value_and_grad(logdensity_fn))(samples)
     is_finite = jnp.isfinite(logdensities) & jax.vmap(lambda score: jnp.all(jnp.isfinite(ravel_pytree(score)[0])))(
         scores
     )

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.scipy.linalg import cho_solve
 
 from householder_mcmc.linalg import dot
-from householder_mcmc.preconditioners.checks import is_concrete
+from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.sharing import shared
 from householder_mcmc.variational.batches import Batch, clean, keep_if_usable
@@ -83,8 +83,8 @@ def pbam(
     """
     if not (regularisation is None or callable(regularisation) or _is_positive(regularisation)):
         raise ValueError(f"regularisation must be positive, got {regularisation}.")
-    if not _is_positive(max_patch_steps):
-        raise ValueError(f"max_patch_steps must be at least 1, got {max_patch_steps}.")
+    if is_concrete(max_patch_steps):
+        require_integer("max_patch_steps", max_patch_steps)
     if not _is_positive(patch_tolerance):
         raise ValueError(f"patch_tolerance must be positive, got {patch_tolerance}.")
 

@@ -227,3 +227,23 @@ def test_a_chain_that_extrapolates_keeps_variances_positive():
     gaussian, trace = fit(optimiser, logdensity, initial, jax.random.key(0), 60)
     assert jnp.all(gaussian.diagonal > 0) and not jnp.any(trace.num_dropped)
     assert jnp.all(jnp.isfinite(trace.elbo))
+
+
+def test_a_log_density_of_another_shape_is_refused():
+    initial = LowRankGaussian.start(jnp.zeros(4), 1)
+    with pytest.raises(ValueError, match=r"the log-density must be one number, of shape \(\), got shape \(1,\)"):
+        fit(hm.variational.pbam(), lambda x: -jnp.sum(x**2, keepdims=True), initial, jax.random.key(0), 3)
+
+
+def test_options_of_pbam_may_be_traced():
+    """As `optax.inject_hyperparams` has them: the fit of options that are numbers."""
+    initial = LowRankGaussian.start(jnp.zeros(4), 1)
+
+    def run(optimiser):
+        return fit(optimiser, lambda x: -jnp.sum((x - 1) ** 2), initial, jax.random.key(0), 5)[0]
+
+    injected = optax.inject_hyperparams(hm.variational.pbam)(regularisation=10.0, patch_tolerance=1e-4)
+    expected = run(hm.variational.pbam(regularisation=10.0, patch_tolerance=1e-4))
+    np.testing.assert_allclose(run(injected).mean, expected.mean, rtol=1e-4)
+    with pytest.raises(TypeError, match="max_patch_steps must be an integer, got 2.5"):
+        hm.variational.pbam(max_patch_steps=2.5)
