@@ -158,8 +158,6 @@ def _two_ended(rank, block_size, forgetting, negligible):
         ]
         combinations, directions = _largest_gaps(rows, state.pairs.shape[1])
         preconditioner = LowRank(scales, *_geometric_mean(rows, directions))
-        has_direction = jnp.any(preconditioner.eigenvectors != 0, axis=1)
-        corrections = jnp.where(has_direction, corrections, -jnp.log(preconditioner.eigenvalues))  # to eigenvalue 1
         pairs = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
 
         # 5. For the next block's scales: the variances of this one, whitened by the new map.

@@ -262,7 +262,7 @@ def test_none_and_fixed_keep_their_map():
         (lambda: hm.eigen(2, orthonormalize_every=0), "orthonormalize_every must be at least 1, got 0"),
         (lambda: hm.eigen(DIM + 1).init(draws()[0]), "rank must be at most d = 6, got 7"),
         (lambda: hm.fixed(jnp.ones(DIM + 1)).init(draws()[0]), "does not act on positions with d = 6"),
-        (lambda: hm.fixed(hm.Dense(jnp.ones((7, 7)))).init(draws()[0]), "does not act on positions with d = 6"),
+        (lambda: hm.fixed(hm.Dense(jnp.eye(7))).init(draws()[0]), "does not act on positions with d = 6"),
     ],
 )
 def test_bad_input(make, message):

@@ -315,7 +315,7 @@ def test_bad_options_are_refused(options, match):
 @pytest.mark.parametrize(
     "samples, scores, match",
     [
-        ((1, DIM), (1, DIM), "at least 2 samples, got 1"),
+        ((1, DIM), (1, DIM), "samples of a batch must be at least 2, got 1"),
         ((4, DIM), (3, DIM), r"got \(4, 12\) and \(3, 12\)"),
         ((4, DIM + 1), (4, DIM + 1), r"d = 12, got \(4, 13\)"),
         ((), (), "leading batch axis"),
