@@ -256,9 +256,11 @@ def _checked(preconditioner):
         _require_positive("scales", preconditioner.scales)
     if isinstance(preconditioner, LowRank):
         _require_positive("eigenvalues", preconditioner.eigenvalues)
+        if not (is_concrete(preconditioner.eigenvectors) and is_concrete(preconditioner.eigenvalues)):
+            return preconditioner
         # rows of zeros do nothing, and rows with eigenvalue 1, to rounding, neither
-        has_entries = jnp.any(preconditioner.eigenvectors != 0, axis=1)
-        is_used = (jnp.abs(preconditioner.eigenvalues - 1) > 1e-4) & has_entries
+        has_entries = np.any(np.asarray(preconditioner.eigenvectors) != 0, axis=1)
+        is_used = (np.abs(np.asarray(preconditioner.eigenvalues) - 1) > 1e-4) & has_entries
         rows = require_orthonormal(preconditioner.eigenvectors, is_used)
         return preconditioner if rows is preconditioner.eigenvectors else preconditioner._replace(eigenvectors=rows)
     if isinstance(preconditioner, Householder) and isinstance(preconditioner.rotation, CompactReflections):

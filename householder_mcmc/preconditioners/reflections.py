@@ -167,13 +167,13 @@ def as_matrix(apply: Callable[[Array], Array], dim: int, dtype) -> Array:
     return jax.vmap(apply, out_axes=1)(jnp.eye(dim, dtype=dtype))
 
 
-def require_orthonormal(rows: Array, is_used: Array | None = None, repair: bool = True) -> Array:
+def require_orthonormal(rows: Array, is_used: np.ndarray | None = None, repair: bool = True) -> Array:
     """Rows (rank, d), orthonormal where they are used; traced rows as they are.
 
     Raises ValueError if inner products are further than 0.1 from those of orthonormal rows. Nearer ones are made
     orthonormal, if their distance is more than rounding, and if `repair`. is_used (rank,): the others do not matter.
     """
-    if not is_concrete(rows) or not (is_used is None or is_concrete(is_used)):
+    if not is_concrete(rows):
         return rows
     # by NumPy: under jit, products of arrays whose values are known have none
     used = np.arange(rows.shape[0]) if is_used is None else np.flatnonzero(is_used)
