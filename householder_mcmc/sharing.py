@@ -68,10 +68,9 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
         def trace(*args):
             is_as_before = function == _Function(function.value)
             results = traced(*args)
-            # being traced may change what it reads, as by a count of its calls
-            function.objects = (
-                _reads(function.value) if is_as_before else [object()]
-            )  # else two data are in the program
+            # Being traced may change what it reads, as by a count of its calls. If it was changed before, two data are in
+            # the program, which is to be found by none.
+            function.objects = _reads(function.value) if is_as_before else [object()]
             return results
 
         trace.__name__ = traced.__name__
