@@ -68,8 +68,8 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
         def trace(*args):
             is_as_before = function == _Function(function.value)
             results = traced(*args)
-            # Being traced may change what it reads, as by a count of its calls. If it was changed before, two data are in
-            # the program, which is to be found by none.
+            # Being traced may change what it reads, as by a count of its calls. If it was changed before, two data are
+            # in the program, which is to be found by none.
             function.objects = _reads(function.value) if is_as_before else [object()]
             return results
 
