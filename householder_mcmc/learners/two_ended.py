@@ -126,7 +126,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
     def update_fn(state, positions, scores=None):
         if scores is None:
             raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
-        block = state.block.at[:, state.count % block_size].set(jnp.stack([positions, scores]))
+        new = jnp.stack([positions, scores])
+        block = jax.lax.dynamic_update_index_in_dim(state.block, new, state.count % block_size, axis=1)
         state = state._replace(count=optax.safe_increment(state.count), block=block)
         return only_if(state.count % block_size == 0, absorb, state)
 
