@@ -17,9 +17,10 @@ from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
 from householder_mcmc.adaptation import adaptive
+from householder_mcmc.adaptation.climbing import find_behind
 from householder_mcmc.adaptation.samplers import SAMPLERS, Sampler, find_sampler
 from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, power_decay
-from householder_mcmc.learners.scheme import Scheme, only_if
+from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
 from householder_mcmc.mcmc.metropolis import ChainState, require_rate
 from householder_mcmc.preconditioners.checks import require_integer
@@ -29,23 +30,6 @@ __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
 
 # The last phase has this part of the steps.
 _TUNING_PART = 10
-
-# A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
-# more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
-# standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
-# (Neither made a difference on three targets of d = 26 to 102, where no two draws differ by so much.)
-_RISE = 10
-_DEVIATIONS = 6
-
-# The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
-# (With 1 or 30 one seed of nine ends at a third of its ESS or less: `benchmarks/results/warmup_constants.md`.)
-_RESETS = 10
-
-# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets. (Where
-# that begins at step 500, two of three seeds of `diamonds` end at a hundredth of their ESS; spells of 5 and of 80 steps
-# do as well as 20.)
-_SLOW = 100
-_SPELL = 20
 
 # The smallest gain of log sigma while the map is learnt: a change of the map by a factor of 2 is followed within about
 # 30 steps, since errors of the acceptance are 0.2 or less upwards.
@@ -79,6 +63,8 @@ class WarmupInfo(NamedTuple):
     num_gradients (num_chains,): of the log-density, beyond that of the start.
     num_learnt (): learning steps since the learner last started anew. If they are few of the nine tenths of the steps
     that can be, chains were on their way from a far start until shortly before the end: make the warm-up longer.
+    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing was
+    learnt from them. They are on their way, or in a lower mode.
     history: what `keep` returned at each learning step, stacked.
     """
 
@@ -86,6 +72,7 @@ class WarmupInfo(NamedTuple):
     num_nonfinite: Array
     num_gradients: Array
     num_learnt: Array
+    is_behind: Array
     history: ArrayTree
 
 
@@ -120,34 +107,6 @@ class _Totals(NamedTuple):
         return _Totals(self.num_nonfinite + is_nonfinite.astype(jnp.int32), self.num_gradients + num_gradients)
 
 
-class _Climb(NamedTuple):
-    """A chain is climbing if its log-density has risen, since the learner last started, by more than draws differ.
-
-    level (num_chains,): log-densities where the learner last started.
-    resets_left (): of the learner, this step's included.
-    steps_learnt (): since the last reset.
-    """
-
-    level: Array
-    resets_left: Array
-    steps_learnt: Array
-
-    def watch(self, logdensity, dim, count, num_steps):
-        """The climb after step `count` of `num_steps`, and whether a new one has begun.
-
-        logdensity (num_chains,): of the chains now.
-        """
-        rise = logdensity - self.level
-        is_early = 2 * count < num_steps
-        limit = _RISE + jnp.where(is_early, min(dim, _DEVIATIONS * math.sqrt(dim)), dim).astype(rise.dtype)
-        may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
-        has_begun = jnp.any(jnp.isfinite(rise) & (rise > limit)) & may_begin
-        resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
-        is_reset = resets_left > 0
-        level = jnp.where(is_reset | ~jnp.isfinite(self.level), logdensity, self.level)
-        return _Climb(level, resets_left, jnp.where(is_reset, 0, self.steps_learnt + 1)), has_begun
-
-
 class _Tuning(NamedTuple):
     """What the last phase finds; until it begins, its start.
 
@@ -174,7 +133,6 @@ class _State(NamedTuple):
     """State of a warm-up. growth (): transitions by which trajectories have grown. count (): steps made."""
 
     adaptive: adaptive.AdaptiveState
-    climb: _Climb
     tuning: _Tuning
     growth: Array
     totals: _Totals
@@ -289,12 +247,13 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
             state, _ = run(sampler, state, num_tuning)
 
         learnt, tuning = state.adaptive, state.tuning
+        is_behind = find_behind(learnt.levels, adaptive.dimension(learnt.chains))
         parameters = {
             "step_size": sampler.step_size(jnp.exp(tuning.average_log_sigma)),
             "inverse_mass_matrix": scheme.preconditioner(learnt.scheme),
         }
         acceptance_rate = tuning.total_rate / num_tuning if num_tuning else jnp.full_like(tuning.total_rate, jnp.nan)
-        info = WarmupInfo(acceptance_rate, *state.totals, state.climb.steps_learnt, history)
+        info = WarmupInfo(acceptance_rate, *state.totals, learnt.climb.steps_learnt, is_behind, history)
         return WarmupResults(learnt.chains, parameters), info
 
     return adapt
@@ -306,7 +265,6 @@ def _start(state):
     none = jnp.zeros(len(rates), jnp.int32)
     return _State(
         adaptive=state,
-        climb=_Climb(level=state.chains.logdensity, resets_left=zero, steps_learnt=zero),
         tuning=_Tuning(state.log_sigma, state.log_sigma, total_rate=jnp.zeros_like(rates)),
         growth=jnp.zeros_like(state.log_sigma),
         totals=_Totals(num_nonfinite=none, num_gradients=none),
@@ -320,41 +278,25 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learni
     count = jnp.where(is_tuning, state.count - num_learning, state.count)  # of steps in the phase
     key = jax.random.fold_in(jnp.where(is_tuning, *jax.random.split(rng_key)[::-1]), count)
 
-    # 1. All chains and the step size move, and so does the learner in its phase.
+    # 1. All chains move; in its phase the learner learns.
     kernel = adaptive.build_kernel(
-        scheme=_learning_only_if(~is_tuning, scheme),
-        sampler=_with_trajectories(sampler, jnp.where(is_tuning, MOST_INTEGRATION_STEPS, 1 + state.growth // _GROWTH)),
+        scheme,
+        _with_trajectories(sampler, jnp.where(is_tuning, MOST_INTEGRATION_STEPS, 1 + state.growth // _GROWTH)),
         target_acceptance_rate=jnp.where(is_tuning, target, jnp.maximum(target, _LEARNER.target_acceptance_rate)),
         step_size_gain=lambda steps: jnp.where(is_tuning, _TUNING_GAIN(count), _learning_gain(steps)),
+        is_learning=~is_tuning,
+        is_early=2 * count < num_learning,
     )
     learnt, info = kernel(key, state.adaptive, logdensity_fn)
     lowest = jnp.where(is_tuning, state.tuning.first_log_sigma - _LARGEST_FALL, -jnp.inf)
     learnt = learnt._replace(log_sigma=jnp.maximum(learnt.log_sigma, lowest))
 
-    # 2. In its phase the learner starts anew where chains climb, and the step size is sought anew.
-    x, _ = adaptive.good_draws(learnt.chains)
-    climb, has_begun = state.climb.watch(learnt.chains.logdensity, x.shape[1], count, num_learning)
-    climb, has_begun = jax.tree.map(partial(jnp.where, is_tuning), (state.climb, False), (climb, has_begun))
-    is_reset = ~is_tuning & (climb.resets_left > 0)
-    learnt = learnt._replace(
-        scheme=only_if(is_reset, lambda learner: scheme.start_anew(learner, x), learnt.scheme),
-        first_error_sign=jnp.where(has_begun, 0, learnt.first_error_sign),
-        count=jnp.where(has_begun, 0, learnt.count),
-    )
-
-    # 3. Trajectories grow, but not before the acceptance has crossed its target.
+    # 2. Trajectories grow, but not before the acceptance has crossed its target.
     growth = jnp.maximum(state.growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=state.growth.dtype), 0)
     growth = jnp.where(learnt.count == 0, 0, growth)
     tuning = state.tuning.follow(learnt.log_sigma, info.acceptance_rate, count, is_tuning)
     totals = state.totals.add(info.is_nonfinite, info.num_gradients)
-    return _State(learnt, climb, tuning, growth, totals, state.count + 1), info
-
-
-def _learning_only_if(is_learning, scheme):
-    def update(state, positions, scores):
-        return only_if(is_learning, lambda state: scheme.update(state, positions, scores), state)
-
-    return scheme._replace(update=update)
+    return _State(learnt, tuning, growth, totals, state.count + 1), info
 
 
 def _with_trajectories(sampler, max_integration_steps):

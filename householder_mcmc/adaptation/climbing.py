@@ -1,0 +1,81 @@
+"""Which chains are behind the others, and whether those in front are still climbing: told by their log-densities."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from blackjax.types import Array
+
+__all__ = ["Climb", "follow_levels", "find_front", "find_behind"]
+
+# A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
+# more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
+# standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
+# (Neither made a difference on three targets of d = 26 to 102, where no two draws differ by so much.)
+_RISE = 10
+_DEVIATIONS = 6
+
+# The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
+# (With 1 or 30 one seed of nine ends at a third of its ESS or less: `benchmarks/results/warmup_constants.md`.)
+_RESETS = 10
+
+# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets. (Where
+# that begins at step 500, two of three seeds of `diamonds` end at a hundredth of their ESS; spells of 5 and of 80 steps
+# do as well as 20.)
+_SLOW = 100
+_SPELL = 20
+
+# Steps that a chain's level remembers, so that it differs from the mean log-density by a part of the d^(1/2) that draws
+# differ by. A climb is followed at once.
+_LEVEL_MEMORY = 20
+
+# The front is the highest level but for a quarter of the chains, so that one in a narrow place of high density does not
+# leave the others behind.
+_FRONT_PART = 4
+
+# Log-densities of 32 bits at -1e9 are known to 64: levels nearer than this many units of rounding are equal.
+_ROUNDING = 8
+
+
+def follow_levels(levels: Array, logdensity: Array, dim: int) -> Array:
+    """Running means of the chains' log-densities, (num_chains,). A rise of more than d + 10 is followed at once."""
+    logdensity = logdensity.astype(levels.dtype)
+    is_climbing = ~(logdensity - levels <= _RISE + dim)
+    followed = jnp.where(is_climbing, logdensity, levels + (logdensity - levels) / _LEVEL_MEMORY)
+    return jnp.where(jnp.isfinite(logdensity), followed, levels)
+
+
+def find_front(levels: Array) -> Array:
+    """The level of the chains in front, (): the highest but for a quarter of them."""
+    return jnp.sort(levels, descending=True)[len(levels) // _FRONT_PART]
+
+
+def find_behind(levels: Array, dim: int) -> Array:
+    """Which chains are more than d + 10 below the front, (num_chains,)."""
+    front = find_front(levels)
+    rounding = _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(front)
+    return ~(levels >= front - (_RISE + dim) - rounding)
+
+
+class Climb(NamedTuple):
+    """The front is climbing if it has risen, since the learner last started, by more than draws differ.
+
+    level (): of the front where the learner last started.
+    resets_left (): of the learner, this step's included.
+    steps_learnt (): since the last reset.
+    """
+
+    level: Array
+    resets_left: Array
+    steps_learnt: Array
+
+    def watch(self, front: Array, dim: int, count: Array, is_early: Array | bool) -> tuple["Climb", Array]:
+        """The climb after step `count`, with the front now; and whether a new one has begun."""
+        rise = front - self.level
+        limit = _RISE + jnp.where(is_early, min(dim, _DEVIATIONS * math.sqrt(dim)), dim).astype(rise.dtype)
+        may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
+        has_begun = jnp.isfinite(rise) & (rise > limit) & may_begin
+        resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
+        is_reset = resets_left > 0
+        level = jnp.where(is_reset | ~jnp.isfinite(self.level), front, self.level)
+        return Climb(level, resets_left, jnp.where(is_reset, 0, self.steps_learnt + 1)), has_begun
