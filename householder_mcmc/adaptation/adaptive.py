@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 
-from householder_mcmc.adaptation.climbing import Climb, find_behind, find_front, follow_levels
+from householder_mcmc.adaptation.climbing import Climb, find_behind, follow_levels
 from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc import mala
@@ -84,6 +84,7 @@ class AdaptiveState(NamedTuple):
     log_factors: Array
     climb: Climb
     num_steps: Array
+    num_moves: Array
 
     @property
     def position(self) -> Any:
@@ -154,8 +155,9 @@ def _start(logdensity_fn, scheme, sampler):
             recent_error=jnp.zeros((), x.dtype),
             levels=levels,
             log_factors=jnp.zeros(len(x), x.dtype),
-            climb=Climb(level=find_front(levels), resets_left=zero, steps_learnt=zero),
+            climb=Climb(levels=levels, resets_left=zero, steps_learnt=zero),
             num_steps=zero,
+            num_moves=jnp.zeros(len(x), jnp.int32),
         )
 
     return start
@@ -169,6 +171,7 @@ def build_kernel(
     *,
     is_learning: bool | Array = True,
     is_early: bool | Array = False,
+    may_move: bool | Array = False,
 ) -> Callable:
     """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning.
 
@@ -192,6 +195,11 @@ def build_kernel(
         levels = follow_levels(state.levels, chains.logdensity, dim)
         is_behind = find_behind(levels, dim)
 
+        is_lost = may_move & is_behind & (state.climb.steps_learnt > 50)
+        is_lost &= is_negligible(chains, levels, is_behind, preconditioner)
+        chains, levels = move(chains, levels, is_lost, is_behind)
+        is_behind &= ~is_lost
+
         # 3. The step size follows the acceptance of the others.
         errors = info.acceptance_rate.astype(levels.dtype) - target_acceptance_rate
         acceptance_rate = (
@@ -212,7 +220,7 @@ def build_kernel(
 
         # 4. The learner learns from them, and starts anew while they climb.
         draws = good_draws(chains, is_behind)
-        climb, has_begun = state.climb.watch(find_front(levels), dim, state.num_steps, is_early)
+        climb, has_begun = state.climb.watch(chains.logdensity, is_behind, dim, state.num_steps, is_early)
         climb, has_begun = jax.tree.map(partial(jnp.where, is_learning), (climb, has_begun), (state.climb, False))
 
         def learn(learner):
@@ -228,6 +236,7 @@ def build_kernel(
             levels=levels,
             log_factors=log_factors,
             climb=climb,
+            num_moves=state.num_moves + is_lost,
             num_steps=optax.safe_increment(state.num_steps),
         )
         num_gradients, step_size = sampler.num_gradients(info), sampler.step_size(jnp.exp(state.log_sigma))
@@ -285,6 +294,26 @@ def follow_acceptance(
         count=jnp.where(has_crossed & ~is_far, optax.safe_increment(state.count), 0),
         recent_error=jnp.where(is_far, 0, recent_error).astype(dtype),
     )
+
+
+def is_negligible(chains, levels, is_behind, preconditioner):
+    x = ravel_chains(chains.position)
+    dim = x.shape[1]
+    front = ~is_behind
+    center = jnp.sum(jnp.where(front[:, None], x, 0), axis=0) / jnp.maximum(jnp.sum(front), 1)
+    z = jax.vmap(preconditioner.solve)(x - center)
+    log_width = (dim + 1) / 2 * jnp.log((1 + jnp.sum(z**2, axis=1)) / (1 + dim))
+    return jnp.max(levels) - levels > log_width
+
+
+def move(chains, levels, is_lost, is_behind):
+    first = jnp.argmax(~is_behind, keepdims=True)
+
+    def moved(leaf):
+        is_it = is_lost.reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(is_it, leaf.at[first].get(mode="promise_in_bounds"), leaf)
+
+    return jax.tree.map(moved, (chains, levels))
 
 
 def dimension(chains) -> int:

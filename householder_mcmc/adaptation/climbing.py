@@ -58,24 +58,28 @@ def find_behind(levels: Array, dim: int) -> Array:
 
 
 class Climb(NamedTuple):
-    """The front is climbing if it has risen, since the learner last started, by more than draws differ.
+    """A chain is climbing if its log-density has risen, since the learner last started, by more than draws differ.
 
-    level (): of the front where the learner last started.
+    levels (num_chains,): log-densities where the learner last started.
     resets_left (): of the learner, this step's included.
     steps_learnt (): since the last reset.
     """
 
-    level: Array
+    levels: Array
     resets_left: Array
     steps_learnt: Array
 
-    def watch(self, front: Array, dim: int, count: Array, is_early: Array | bool) -> tuple["Climb", Array]:
-        """The climb after step `count`, with the front now; and whether a new one has begun."""
-        rise = front - self.level
+    def watch(self, logdensity: Array, is_behind: Array, dim: int, count: Array, is_early: Array | bool) -> tuple["Climb", Array]:
+        """The climb after step `count`, with the chains' log-densities now, (num_chains,); and whether one has begun.
+
+        That of a chain which is behind is none.
+        """
+        logdensity = logdensity.astype(self.levels.dtype)
+        rise = logdensity - self.levels
         limit = _RISE + jnp.where(is_early, min(dim, _DEVIATIONS * math.sqrt(dim)), dim).astype(rise.dtype)
         may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
-        has_begun = jnp.isfinite(rise) & (rise > limit) & may_begin
+        has_begun = jnp.any(jnp.isfinite(rise) & (rise > limit) & ~is_behind) & may_begin
         resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
         is_reset = resets_left > 0
-        level = jnp.where(is_reset | ~jnp.isfinite(self.level), front, self.level)
-        return Climb(level, resets_left, jnp.where(is_reset, 0, self.steps_learnt + 1)), has_begun
+        levels = jnp.where(is_reset | is_behind | ~jnp.isfinite(self.levels), logdensity, self.levels)
+        return Climb(levels, resets_left, jnp.where(is_reset, 0, self.steps_learnt + 1)), has_begun

@@ -286,6 +286,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learni
         step_size_gain=lambda steps: jnp.where(is_tuning, _TUNING_GAIN(count), _learning_gain(steps)),
         is_learning=~is_tuning,
         is_early=2 * count < num_learning,
+        may_move=~is_tuning,
     )
     learnt, info = kernel(key, state.adaptive, logdensity_fn)
     lowest = jnp.where(is_tuning, state.tuning.first_log_sigma - _LARGEST_FALL, -jnp.inf)
