@@ -3,7 +3,6 @@
 Source: Hird & Livingstone (2026). The adaptive step is their Algorithm 1; the sampler of theirs is MALA, Algorithm 2.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +12,9 @@ import jax.numpy as jnp
 import optax
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 
-from householder_mcmc.adaptation.climbing import Climb, find_behind, follow_levels
+from householder_mcmc.adaptation.climbing import Climb, Lag, are_negligible, find_behind, find_front, follow_levels
 from householder_mcmc.adaptation.samplers import Sampler
+from householder_mcmc.adaptation.step_size import StepSize, search_move, start_search, weigh
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.chains import ravel_chains
@@ -28,33 +28,18 @@ __all__ = [
     "init",
     "build_kernel",
     "dimension",
-    "follow_acceptance",
     "good_draws",
-    "weigh",
 ]
-
-# While the step size is sought it changes by up to this factor in a step, at an acceptance of 0 or of 1.
-_SEARCH = 4.0
-
-# The search begins again where the acceptance has been far from its target for a while: by more than this part of what
-# it can be, above or below. 32 draws of the acceptance of a Gaussian have a mean within 0.045, in standard deviation,
-# of a target of 0.8; where it is 0.95 the step size is half of the right one.
-_FAR_ABOVE, _FAR_BELOW = 0.75, 0.6
-_FEWEST_RATES = 32
 
 # The share of the search that a chain which is behind makes alone: its own rate varies more than the mean of all.
 _ALONE = 0.5
 
+# From so many steps of learning on the map tells how far a chain is from the others.
+_KNOWN = 50
+
 # Steps that the running means of the chains' acceptance rates remember. Rates have a standard deviation of 0.35 or
 # less, so such a mean has a standard error of 0.035, five of which fit between the target and the share below.
 _ACCEPTANCE_MEMORY = 50
-
-# A chain that accepts less than this share of the target counts as stuck.
-_STUCK = 0.7
-
-# What is added to a chain's rate where its weight divides by it. A chain that accepts nothing has the weight
-# (0.7 target / 0.01)^2, about 3000 for HMC and 1600 for MALA: as many chains do not outvote it.
-_SMALLEST_RATE = 0.01
 
 
 class AdaptiveState(NamedTuple):
@@ -62,34 +47,36 @@ class AdaptiveState(NamedTuple):
 
     chains: states of the sampler with a leading chain axis.
     scheme: state of the learner.
-    log_sigma (): log of the scale of a move in whitened coordinates.
+    step_size: that the chains share.
+    log_factors (num_chains,): what chains that are behind add to log sigma; 0 of the others.
     acceptance_rate (num_chains,): running means.
-    first_error_sign (): +1 if the acceptance began above its target, -1 below, 0 if unknown.
-    count (): steps since the acceptance was first on the other side of its target.
-    recent_error (): running mean of acceptance minus target since the step size was last sought.
     levels (num_chains,): running means of the log-densities.
-    log_factors (num_chains,): of the scales of chains that are behind; 0 of the others.
+    lag: of the chains that are behind.
     climb: whether the chains in front are still climbing.
+    num_moves (num_chains,): how often a chain took the state of another.
     num_steps (): made.
     """
 
     chains: Any
     scheme: Any
-    log_sigma: Array
-    acceptance_rate: Array
-    first_error_sign: Array
-    count: Array
-    recent_error: Array
-    levels: Array
+    step_size: StepSize
     log_factors: Array
+    acceptance_rate: Array
+    levels: Array
+    lag: Lag
     climb: Climb
-    num_steps: Array
     num_moves: Array
+    num_steps: Array
 
     @property
     def position(self) -> Any:
         """The chains' positions, with a leading chain axis."""
         return self.chains.position
+
+    @property
+    def log_sigma(self) -> Array:
+        """log of the scale of a move in whitened coordinates, ()."""
+        return self.step_size.log_sigma
 
 
 class AdaptiveInfo(NamedTuple):
@@ -148,16 +135,14 @@ def _start(logdensity_fn, scheme, sampler):
         return AdaptiveState(
             chains=sampler.state(*chains),
             scheme=scheme.init(x),
-            log_sigma=jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype),
-            acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
-            first_error_sign=jnp.zeros((), x.dtype),
-            count=zero,
-            recent_error=jnp.zeros((), x.dtype),
-            levels=levels,
+            step_size=start_search(jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype)),
             log_factors=jnp.zeros(len(x), x.dtype),
-            climb=Climb(levels=levels, resets_left=zero, steps_learnt=zero),
-            num_steps=zero,
+            acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
+            levels=levels,
+            lag=Lag(jnp.zeros(len(x), jnp.int32), x),
+            climb=Climb(levels, resets_left=zero, steps_learnt=zero),
             num_moves=jnp.zeros(len(x), jnp.int32),
+            num_steps=zero,
         )
 
     return start
@@ -175,145 +160,81 @@ def build_kernel(
 ) -> Callable:
     """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning.
 
-    is_learning: whether the learner learns and the step size may be sought; the step size follows in any case.
-    is_early: whether it costs little to start the learner anew.
+    is_learning: whether the learner learns and the step size may be sought; the step size is followed in any case.
+    is_early: whether it costs little to start the learner anew. may_move: whether a chain that is behind, in a place of
+    negligible mass, takes the state of another.
     """
 
     def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
-        # 1. All chains move.
+        # 1. All chains move, those that are behind with steps of their own.
         preconditioner = scheme.preconditioner(state.scheme)
-        sigmas = jnp.exp(state.log_sigma + state.log_factors)
-        keys = jax.random.split(rng_key, len(sigmas))
-        chains, info = jax.vmap(
-            lambda key, chain, sigma: sampler.kernel(
-                key, chain, logdensity_fn, sampler.step_size(sigma), preconditioner
-            )
-        )(keys, state.chains, sigmas)
 
-        # 2. Who is behind, and has a step size of its own.
+        def transition(rng_key, chain, log_factor):
+            step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))
+            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, preconditioner)
+
+        keys = jax.random.split(rng_key, len(state.levels))
+        chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors)
+
+        # 2. Who is behind, and whether it is worth waiting for.
         dim = dimension(chains)
         levels = follow_levels(state.levels, chains.logdensity, dim)
         is_behind = find_behind(levels, dim)
-
-        is_lost = may_move & is_behind & (state.climb.steps_learnt > 50)
-        is_lost &= is_negligible(chains, levels, is_behind, preconditioner)
-        chains, levels = move(chains, levels, is_lost, is_behind)
-        is_behind &= ~is_lost
+        x = ravel_chains(chains.position)
+        lag, is_late = state.lag.follow(x, is_behind)
+        is_late &= may_move & (state.climb.steps_learnt >= _KNOWN)
+        gap = find_front(levels) - levels
+        is_moved = only_if(
+            jnp.any(is_late),
+            lambda is_late: is_late & are_negligible(gap, x - state.lag.positions, preconditioner),
+            is_late,
+        )
+        chains, levels = _moved((chains, levels), is_moved, to=~is_behind)
+        was_behind, is_behind = is_behind, is_behind & ~is_moved
 
         # 3. The step size follows the acceptance of the others.
         errors = info.acceptance_rate.astype(levels.dtype) - target_acceptance_rate
-        acceptance_rate = (
-            state.acceptance_rate + (errors + target_acceptance_rate - state.acceptance_rate) / _ACCEPTANCE_MEMORY
-        )
-        is_counted = jax.vmap(is_finite)(chains) & ~is_behind
-        weights = weigh(state.acceptance_rate, is_counted, target_acceptance_rate)
-        state = follow_acceptance(
-            state,
-            _mean(errors, weights),
-            _mean(errors, is_counted),
-            target_acceptance_rate,
-            step_size_gain,
-            is_learning,
-        )
-        alone = _search_step(errors, target_acceptance_rate)
-        log_factors = jnp.where(is_behind, state.log_factors + _ALONE * alone, 0)
+        weights = weigh(state.acceptance_rate, jax.vmap(is_finite)(chains) & ~is_behind, target_acceptance_rate)
+        step_size = state.step_size.follow(errors, weights, target_acceptance_rate, step_size_gain, is_learning)
+        log_factors = state.log_factors + _ALONE * search_move(errors, target_acceptance_rate)
 
         # 4. The learner learns from them, and starts anew while they climb.
         draws = good_draws(chains, is_behind)
-        climb, has_begun = state.climb.watch(chains.logdensity, is_behind, dim, state.num_steps, is_early)
+        climb, has_begun = state.climb.watch(chains.logdensity, was_behind, dim, state.num_steps, is_early)
         climb, has_begun = jax.tree.map(partial(jnp.where, is_learning), (climb, has_begun), (state.climb, False))
 
         def learn(learner):
             learner = scheme.update(learner, *draws)
             return only_if(climb.resets_left > 0, lambda learner: scheme.start_anew(learner, draws[0]), learner)
 
-        new_state = state._replace(
+        rates = errors + target_acceptance_rate
+        new_state = AdaptiveState(
             chains=chains,
-            scheme=only_if(is_learning, learn, state.scheme),
-            acceptance_rate=acceptance_rate,
-            first_error_sign=jnp.where(has_begun, 0, state.first_error_sign),
-            count=jnp.where(has_begun, 0, state.count),
+            scheme=only_if(jnp.asarray(is_learning), learn, state.scheme),
+            step_size=step_size.seek(has_begun),
+            log_factors=jnp.where(is_behind, log_factors, 0),
+            acceptance_rate=state.acceptance_rate + (rates - state.acceptance_rate) / _ACCEPTANCE_MEMORY,
             levels=levels,
-            log_factors=log_factors,
+            lag=lag,
             climb=climb,
-            num_moves=state.num_moves + is_lost,
+            num_moves=state.num_moves + is_moved,
             num_steps=optax.safe_increment(state.num_steps),
         )
-        num_gradients, step_size = sampler.num_gradients(info), sampler.step_size(jnp.exp(state.log_sigma))
-        new_info = AdaptiveInfo(info.acceptance_rate, info.is_accepted, info.is_nonfinite, num_gradients, step_size)
-        return new_state, new_info
+        used, num_gradients = sampler.step_size(jnp.exp(state.log_sigma)), sampler.num_gradients(info)
+        return new_state, AdaptiveInfo(info.acceptance_rate, info.is_accepted, info.is_nonfinite, num_gradients, used)
 
     return kernel
 
 
-def weigh(acceptance_rate: Array, is_counted: Array, target_acceptance_rate: float | Array) -> Array:
-    """The weights of the chains, (num_chains,), where the step size follows their acceptance.
+def _moved(chains, is_moved, to):
+    """Chains with those that are moved at the state of the first one of those they may move to."""
+    first = jnp.argmax(to, keepdims=True)
 
-    Chains have weight 1. One that accepts less than 0.7 of the target has weight (0.7 target / rate)^2, so that it is
-    not outvoted. One that is not counted has weight 0.
-    """
-    shortfall = _STUCK * target_acceptance_rate / (acceptance_rate + _SMALLEST_RATE)
-    return jnp.where(is_counted, jnp.maximum(1, shortfall) ** 2, 0)
+    def move(leaf):
+        there = leaf.at[first].get(mode="promise_in_bounds")  # a slice gathers sharded chains
+        return jnp.where(is_moved.reshape(-1, *[1] * (leaf.ndim - 1)), there, leaf)
 
-
-def _mean(values, weights):
-    return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1)
-
-
-def _search_step(error, target):
-    """Of log sigma, log 4 or less, where the acceptance is off by an error."""
-    return math.log(_SEARCH) * error / jnp.where(error > 0, 1 - target, target)
-
-
-def follow_acceptance(
-    state: AdaptiveState,
-    weighted_error: Array,
-    error: Array,
-    target_acceptance_rate: float | Array,
-    step_size_gain: optax.Schedule,
-    may_search: bool | Array,
-) -> AdaptiveState:
-    """The step size after a step whose acceptance was above its target by an error, weighted or not.
-
-    It is sought by factors of up to 4 until the acceptance has crossed its target. Then log sigma moves by the gain
-    times the weighted error. If the acceptance has been far from its target for a while, it is sought again.
-    """
-    target, dtype = target_acceptance_rate, state.log_sigma.dtype
-    first_error_sign = jnp.where(state.first_error_sign == 0, jnp.sign(error), state.first_error_sign)
-    has_crossed = (state.count > 0) | (first_error_sign * error < 0) | ~jnp.asarray(may_search)
-    gain = jnp.asarray(step_size_gain(state.count), dtype)
-    move = jnp.where(has_crossed, gain * weighted_error, _search_step(error, target))
-    lowest = 2 * math.log(jnp.finfo(dtype).eps)  # shorter steps do not move what is of size eps or more
-
-    memory = jnp.maximum(_FEWEST_RATES / len(state.acceptance_rate), 1 / gain)
-    recent_error = state.recent_error + (error - state.recent_error) / memory
-    is_far = may_search & ((recent_error > _FAR_ABOVE * (1 - target)) | (recent_error < -_FAR_BELOW * target))
-    return state._replace(
-        log_sigma=jnp.maximum(state.log_sigma + move.astype(dtype), lowest),
-        first_error_sign=jnp.where(is_far, 0, first_error_sign),
-        count=jnp.where(has_crossed & ~is_far, optax.safe_increment(state.count), 0),
-        recent_error=jnp.where(is_far, 0, recent_error).astype(dtype),
-    )
-
-
-def is_negligible(chains, levels, is_behind, preconditioner):
-    x = ravel_chains(chains.position)
-    dim = x.shape[1]
-    front = ~is_behind
-    center = jnp.sum(jnp.where(front[:, None], x, 0), axis=0) / jnp.maximum(jnp.sum(front), 1)
-    z = jax.vmap(preconditioner.solve)(x - center)
-    log_width = (dim + 1) / 2 * jnp.log((1 + jnp.sum(z**2, axis=1)) / (1 + dim))
-    return jnp.max(levels) - levels > log_width
-
-
-def move(chains, levels, is_lost, is_behind):
-    first = jnp.argmax(~is_behind, keepdims=True)
-
-    def moved(leaf):
-        is_it = is_lost.reshape(-1, *[1] * (leaf.ndim - 1))
-        return jnp.where(is_it, leaf.at[first].get(mode="promise_in_bounds"), leaf)
-
-    return jax.tree.map(moved, (chains, levels))
+    return jax.tree.map(move, chains)
 
 
 def dimension(chains) -> int:
@@ -328,10 +249,5 @@ def good_draws(chains, is_behind: bool | Array = False) -> tuple[Array, Array]:
     """
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
     is_good = jax.vmap(is_finite)(chains) & ~jnp.asarray(is_behind)
-    is_kept = (is_good | ~jnp.any(is_good))[:, None]
-    first = jnp.argmax(is_good, keepdims=True)
-
-    def good(rows):
-        return jnp.where(is_kept, rows, rows.at[first].get(mode="promise_in_bounds"))  # a slice gathers sharded chains
-
-    return good(x), good(scores).astype(x.dtype)
+    x, scores = _moved((x, scores), ~is_good & jnp.any(is_good), to=is_good)
+    return x, scores.astype(x.dtype)

@@ -1,12 +1,13 @@
-"""Which chains are behind the others, and whether those in front are still climbing: told by their log-densities."""
+"""Chains that are on their way or behind the others: told by their log-densities, without any kernel."""
 
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from blackjax.types import Array
 
-__all__ = ["Climb", "follow_levels", "find_front", "find_behind"]
+__all__ = ["Climb", "Lag", "are_negligible", "find_behind", "find_front", "follow_levels"]
 
 # A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
 # more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
@@ -25,8 +26,7 @@ _RESETS = 10
 _SLOW = 100
 _SPELL = 20
 
-# Steps that a chain's level remembers, so that it differs from the mean log-density by a part of the d^(1/2) that draws
-# differ by. A climb is followed at once.
+# Steps that a chain's level remembers, so that it is nearer to the mean of its log-densities than draws are.
 _LEVEL_MEMORY = 20
 
 # The front is the highest level but for a quarter of the chains, so that one in a narrow place of high density does not
@@ -36,11 +36,14 @@ _FRONT_PART = 4
 # Log-densities of 32 bits at -1e9 are known to 64: levels nearer than this many units of rounding are equal.
 _ROUNDING = 8
 
+# Steps that a chain must have been behind before it is judged by how far it has moved.
+_PATIENCE = 50
+
 
 def follow_levels(levels: Array, logdensity: Array, dim: int) -> Array:
     """Running means of the chains' log-densities, (num_chains,). A rise of more than d + 10 is followed at once."""
     logdensity = logdensity.astype(levels.dtype)
-    is_climbing = ~(logdensity - levels <= _RISE + dim)
+    is_climbing = ~(logdensity - levels <= dim + _RISE)
     followed = jnp.where(is_climbing, logdensity, levels + (logdensity - levels) / _LEVEL_MEMORY)
     return jnp.where(jnp.isfinite(logdensity), followed, levels)
 
@@ -54,7 +57,39 @@ def find_behind(levels: Array, dim: int) -> Array:
     """Which chains are more than d + 10 below the front, (num_chains,)."""
     front = find_front(levels)
     rounding = _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(front)
-    return ~(levels >= front - (_RISE + dim) - rounding)
+    return ~(levels >= front - (dim + _RISE) - rounding)
+
+
+class Lag(NamedTuple):
+    """How long chains have been behind, and where they were.
+
+    num_steps (num_chains,): in a row. positions (num_chains, d): before them, or before the latest 50 of them.
+    """
+
+    num_steps: Array
+    positions: Array
+
+    def follow(self, x: Array, is_behind: Array) -> tuple["Lag", Array]:
+        """The lag of chains at x (num_chains, d), and which of them have been behind for another 50 steps."""
+        num_steps = jnp.where(is_behind, self.num_steps + 1, 0)
+        is_anew = num_steps % _PATIENCE == 0
+        return Lag(num_steps, jnp.where(is_anew[:, None], x, self.positions)), is_anew & is_behind
+
+
+def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
+    """Whether the modes in which chains rest hold a negligible part of the mass, (num_chains,).
+
+    A mode holds exp(-gap) times its volume of the mass of the others: a lower one that is wide may hold as much. Its
+    volume is judged by how far a chain has moved in it, in units of the others: two draws differ by 2 d widths^2. It is
+    negligible if it would be behind, by more than d + 10, with its volume too.
+
+    gap (num_chains,): of the log-density, below that of the others. moved (num_chains, d): way in 50 steps.
+    preconditioner: of the others.
+    """
+    dim = moved.shape[1]
+    widths_squared = jnp.sum(jax.vmap(preconditioner.solve)(moved) ** 2, axis=1) / (2 * dim)
+    log_volume = dim / 2 * jnp.log(widths_squared)
+    return gap > dim + _RISE + jnp.maximum(log_volume, 0)
 
 
 class Climb(NamedTuple):
@@ -69,10 +104,12 @@ class Climb(NamedTuple):
     resets_left: Array
     steps_learnt: Array
 
-    def watch(self, logdensity: Array, is_behind: Array, dim: int, count: Array, is_early: Array | bool) -> tuple["Climb", Array]:
-        """The climb after step `count`, with the chains' log-densities now, (num_chains,); and whether one has begun.
+    def watch(
+        self, logdensity: Array, is_behind: Array, dim: int, count: Array, is_early: Array | bool
+    ) -> tuple["Climb", Array]:
+        """The climb after step `count`, and whether a new one has begun, ().
 
-        That of a chain which is behind is none.
+        logdensity (num_chains,): of the chains now. Those that are behind may climb without it.
         """
         logdensity = logdensity.astype(self.levels.dtype)
         rise = logdensity - self.levels

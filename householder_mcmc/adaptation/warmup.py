@@ -290,11 +290,12 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learni
     )
     learnt, info = kernel(key, state.adaptive, logdensity_fn)
     lowest = jnp.where(is_tuning, state.tuning.first_log_sigma - _LARGEST_FALL, -jnp.inf)
-    learnt = learnt._replace(log_sigma=jnp.maximum(learnt.log_sigma, lowest))
+    step_size = learnt.step_size._replace(log_sigma=jnp.maximum(learnt.log_sigma, lowest))
+    learnt = learnt._replace(step_size=step_size)
 
     # 2. Trajectories grow, but not before the acceptance has crossed its target.
     growth = jnp.maximum(state.growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=state.growth.dtype), 0)
-    growth = jnp.where(learnt.count == 0, 0, growth)
+    growth = jnp.where(step_size.count == 0, 0, growth)
     tuning = state.tuning.follow(learnt.log_sigma, info.acceptance_rate, count, is_tuning)
     totals = state.totals.add(info.is_nonfinite, info.num_gradients)
     return _State(learnt, tuning, growth, totals, state.count + 1), info
