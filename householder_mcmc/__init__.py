@@ -7,6 +7,7 @@ A preconditioner L (`preconditioners/`) is learnt from draws by a scheme (`learn
 from householder_mcmc import variational
 from householder_mcmc.adaptation import adaptive_mala as _adaptive_mala
 from householder_mcmc.adaptation.adaptive import AdaptiveInfo, AdaptiveState
+from householder_mcmc.adaptation.arrival import ArrivalInfo, arrive
 from householder_mcmc.adaptation.metric_core import MetricCoreState, metric_core
 from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.warmup import Warmup, WarmupInfo, WarmupResults, warmup
@@ -50,6 +51,7 @@ __all__ = [
     "AUTHORS_GAINS",
     "AdaptiveInfo",
     "AdaptiveState",
+    "ArrivalInfo",
     "DEFAULT_GAINS",
     "Dense",
     "Diagonal",
@@ -67,6 +69,7 @@ __all__ = [
     "WarmupInfo",
     "WarmupResults",
     "adaptive_mala",
+    "arrive",
     "as_preconditioner",
     "dense",
     "diagonal",

@@ -2,17 +2,10 @@
 
 import argparse
 import contextlib
-import importlib.util
-import json
-import math
-import os
 import runpy
 import sys
-import tempfile
 import time
 import traceback
-import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +18,8 @@ from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
 from householder_mcmc.adaptation.samplers import SAMPLERS
-from householder_mcmc.cli import item_response, report
+from householder_mcmc.cli import files, item_response, report
+from householder_mcmc.cli.errors import UsageError, one_line
 from householder_mcmc.mcmc.chains import ravel_chains, run_chains
 from householder_mcmc.results import arviz, diagnostics
 
@@ -57,10 +51,6 @@ DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}
 _SMALLEST_PART_LEARNT = 1 / 3
 
 
-class UsageError(Exception):
-    """What the user gave cannot be run."""
-
-
 def main(argv=None) -> int:
     """Run the command line; return the exit code: 0, 1 if a result could be saved nowhere, or 2 on bad input."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -70,7 +60,7 @@ def main(argv=None) -> int:
     num_warmup, num_draws = DEFAULT_LENGTHS[arguments.sampler]
     arguments.warmup, arguments.draws = arguments.warmup or num_warmup, arguments.draws or num_draws
     try:
-        _check_outputs(arguments)
+        files.check_outputs(arguments)
         are_saved = (_demo if arguments.command == "demo" else _sample)(arguments)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -109,6 +99,20 @@ def _parser():
     return parser
 
 
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _seed(text):
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 2^32 - 1, got {value}")
+    return value
+
+
 def _demo(arguments):
     logdensity, initial_position, reference = item_response.load()
     reference = [ravel_pytree(moment)[0] for moment in reference]
@@ -120,14 +124,14 @@ def _demo(arguments):
         _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
     dim = len(reference[0])
     _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries)
-    return _write_files(arguments, summaries, spectra)
+    return files.save_results(arguments, summaries, spectra)
 
 
 def _sample(arguments):
     logdensity, initial_position = _load_model(arguments.model)
     positions = _initial_positions(initial_position, arguments)
-    output = arguments.output or arguments.model.with_suffix(".nc" if _has_arviz() else ".npz")
-    _check_writable("output", output)
+    output = arguments.output or files.default_output(arguments.model)
+    files.check_writable("output", output)
     _check_names(positions)
     _check_logdensity(logdensity, positions, arguments.model)
     name = arguments.scheme
@@ -138,11 +142,72 @@ def _sample(arguments):
     try:
         _report(str(arguments.model), arguments, {name: summary})
     finally:  # a closed pipe costs the report, not the draws
-        saved = _save(*trace, output)
-    are_written = _write_files(arguments, {name: summary}, {name: spectrum})
+        saved = files.save_draws(*trace, output)
+    are_written = files.save_results(arguments, {name: summary}, {name: spectrum})
     if saved:
         print(f"draws saved in {saved}")
     return are_written and saved is not None
+
+
+def _load_model(path):
+    """Log-density and initial position of a Python file. Raises UsageError if it does not define both."""
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
+    try:
+        model = runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{path} does not run: {one_line(error)}{_where(error, path)}") from error
+    if not callable(model.get("logdensity")):
+        raise UsageError(f"{path} must define a function logdensity(position).")
+    if "initial_position" not in model:
+        raise UsageError(f"{path} must define initial_position: a pytree, or a function of a random key.")
+    return model["logdensity"], model["initial_position"]
+
+
+def _initial_positions(initial_position, arguments) -> Any:
+    """Starting points with a leading chain axis.
+
+    A function of a random key is called once for each chain, with keys that follow from the seed. A pytree is copied.
+    """
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
+    if not callable(initial_position) and not jax.tree.leaves(initial_position):
+        raise UsageError("initial_position has no arrays.")
+    try:
+        if callable(initial_position):
+            return jax.vmap(initial_position)(keys)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
+    except Exception as error:
+        where = _where(error, arguments.model) if arguments.command == "sample" else ""
+        raise UsageError(f"initial_position cannot be used: {one_line(error)}{where}") from error
+
+
+def _check_names(positions):
+    try:
+        names = arviz.names(positions)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if "file" in names:
+        raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
+
+
+def _check_logdensity(logdensity, positions, path):
+    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    try:
+        value = jax.eval_shape(logdensity, position)
+    except Exception as error:
+        text = f"logdensity fails at the initial position: {one_line(error)}{_where(error, path)}"
+        raise UsageError(text) from error
+    if getattr(value, "shape", None) != ():
+        raise UsageError(f"logdensity must return a scalar, got {value}.")
+
+
+def _where(error, path):
+    """The line of a user's model that an error came from: the last one in its file, or else in its folder."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    in_file = [frame for frame in frames if path.samefile(frame.filename)]
+    in_folder = [frame for frame in frames if path.parent.samefile(Path(frame.filename).parent)]
+    return "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (in_file or in_folder)[-1:])
 
 
 def _scheme(name, rank, logdensity, positions):
@@ -201,6 +266,17 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
     return (states, info, parameters["step_size"]), summary, report.spectrum(preconditioner) if arguments.plot else None
 
 
+def _progress(label):
+    """A context with BlackJAX's progress bar, or without one if its extra is not installed."""
+    try:
+        import jaxtap  # noqa: F401
+        import tqdm  # noqa: F401
+    except ImportError:
+        print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
+        return contextlib.nullcontext()
+    return blackjax.progress_bar(label=label)
+
+
 def _trouble(info, num_learnt, num_warmup):
     """Warnings that the draws alone cannot give: of a late arrival, and of divergent trajectories."""
     found = []
@@ -228,207 +304,3 @@ def _report(title, arguments, summaries):
             used, rank = summary["effective_rank"], summary["rank"]
             hint = "; a higher rank may help" if used == rank < len(summary["ess"]) else ""
             print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales{hint}")
-
-
-def _write_files(arguments, summaries, spectra):
-    """Write the diagnostics and the figure, if they are asked for. Returns whether they are saved."""
-    saved = []
-    if arguments.json:
-        options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
-        text = json.dumps({"options": options, "schemes": _without_nan(summaries)}, indent=1)
-        saved.append(_write(arguments.json, lambda path: path.write_text(text)))
-    if arguments.plot:
-        saved.append(_write(arguments.plot, lambda path: report.figure(summaries, spectra, path)))
-    return None not in saved
-
-
-def _check_outputs(arguments):
-    """Raise UsageError if a file that is asked for cannot be written. Called before anything runs."""
-    output = getattr(arguments, "output", None)
-    suffixes = {"json": None, "plot": (".png", ".pdf", ".svg"), "output": (".nc", ".npz")}
-    for option, path in {"json": arguments.json, "plot": arguments.plot, "output": output}.items():
-        if path is None:
-            continue
-        if suffixes[option] and path.suffix not in suffixes[option]:
-            raise UsageError(f"--{option} must end in {' or '.join(suffixes[option])}, got {path}.")
-        _check_writable(option, path)
-    if output is not None and output.suffix == ".nc" and not _has_arviz():
-        raise UsageError("--output with .nc needs ArviZ: pip install arviz, or use .npz.")
-    if arguments.plot and not importlib.util.find_spec("matplotlib"):
-        raise UsageError("--plot needs matplotlib: pip install matplotlib.")
-
-
-def _check_writable(option, path):
-    """Raise UsageError if a file cannot be written, by opening it. What it holds is kept."""
-    if not path.parent.is_dir():
-        raise UsageError(f"--{option}: no such folder: {path.parent}")
-    target = Path(os.path.realpath(path))  # of a link: what will be written
-    try:
-        is_new = not target.exists()
-        if is_new or target.is_file() or target.is_dir():  # opening a pipe or a device may wait, or end it
-            target.open("ab").close()
-        if is_new:
-            target.unlink()
-    except OSError as error:
-        raise UsageError(f"--{option}: cannot write {path}: {error.strerror}. Name another place.") from error
-
-
-def _load_model(path):
-    """Log-density and initial position of a Python file. Raises UsageError if it does not define both."""
-    if not path.is_file():
-        raise UsageError(f"no such file: {path}")
-    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
-    try:
-        model = runpy.run_path(str(path))
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} does not run: {_one_line(error)}{_where(error, path)}") from error
-    if not callable(model.get("logdensity")):
-        raise UsageError(f"{path} must define a function logdensity(position).")
-    if "initial_position" not in model:
-        raise UsageError(f"{path} must define initial_position: a pytree, or a function of a random key.")
-    return model["logdensity"], model["initial_position"]
-
-
-def _initial_positions(initial_position, arguments) -> Any:
-    """Starting points with a leading chain axis.
-
-    A function of a random key is called once for each chain, with keys that follow from the seed. A pytree is copied.
-    """
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
-    if not callable(initial_position) and not jax.tree.leaves(initial_position):
-        raise UsageError("initial_position has no arrays.")
-    try:
-        if callable(initial_position):
-            return jax.vmap(initial_position)(keys)
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
-    except Exception as error:
-        where = _where(error, arguments.model) if arguments.command == "sample" else ""
-        raise UsageError(f"initial_position cannot be used: {_one_line(error)}{where}") from error
-
-
-def _check_logdensity(logdensity, positions, path):
-    position = jax.tree.map(lambda leaf: leaf[0], positions)
-    try:
-        value = jax.eval_shape(logdensity, position)
-    except Exception as error:
-        text = f"logdensity fails at the initial position: {_one_line(error)}{_where(error, path)}"
-        raise UsageError(text) from error
-    if getattr(value, "shape", None) != ():
-        raise UsageError(f"logdensity must return a scalar, got {value}.")
-
-
-def _check_names(positions):
-    try:
-        names = arviz.names(positions)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if "file" in names:
-        raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
-
-
-def _without_nan(value):
-    """The same with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return value if isinstance(value, str) or math.isfinite(value) else None
-
-
-def _save(states, info, step_size, output):
-    """Write the draws and return where, or None. If NetCDF fails they go to a `.npz` file beside it."""
-
-    def write_netcdf(path):
-        hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(path))
-
-    if output.suffix == ".nc":
-        if _try_to_write(output, write_netcdf):
-            return output
-        output = output.with_suffix(".npz")
-    draws: dict[str, Any] = arviz.named_draws(states.position)
-    return _write(output, lambda path: np.savez(path, **draws))
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> Path | None:
-    """write(path); if that fails, a file of the same name in a new folder among the system's temporary ones.
-
-    Returns where it was written, None if nowhere.
-    """
-    if _try_to_write(path, write):
-        return path
-    try:
-        elsewhere = Path(tempfile.mkdtemp(prefix="householder_mcmc_")) / path.name
-    except OSError as error:
-        print(f"no temporary folder: {_one_line(error)}", file=sys.stderr)
-        return None
-    if not _try_to_write(elsewhere, write):
-        return None
-    print(f"saved in {elsewhere} instead", file=sys.stderr)
-    return elsewhere
-
-
-def _try_to_write(path, write):
-    """Whether write(path) succeeds. If not, says so and removes what there is of the file."""
-    before = _changed_at(path)
-    try:
-        write(path)
-    except Exception as error:  # whatever the libraries raise, the results are worth more
-        print(f"cannot write {path}: {_one_line(error)}", file=sys.stderr)
-        with contextlib.suppress(OSError):
-            if _changed_at(path) != before:
-                path.unlink()
-        return False
-    return True
-
-
-def _changed_at(path):
-    """When a file was last changed; None if there is no such file."""
-    return path.stat().st_mtime_ns if path.is_file() else None
-
-
-def _has_arviz():
-    """Whether ArviZ can be imported."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            import arviz as _  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _progress(label):
-    """A context with BlackJAX's progress bar, or without one if its extra is not installed."""
-    try:
-        import jaxtap  # noqa: F401
-        import tqdm  # noqa: F401
-    except ImportError:
-        print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
-        return contextlib.nullcontext()
-    return blackjax.progress_bar(label=label)
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def _seed(text):
-    value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 2^32 - 1, got {value}")
-    return value
-
-
-def _one_line(error):
-    """The type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-
-
-def _where(error, path):
-    """The line of a user's model that an error came from: the last one in its file, or else in its folder."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
-    in_file = [frame for frame in frames if path.samefile(frame.filename)]
-    in_folder = [frame for frame in frames if path.parent.samefile(Path(frame.filename).parent)]
-    return "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (in_file or in_folder)[-1:])
