@@ -1,0 +1,104 @@
+"""The step size that chains share: sought while it is far off, then followed; by their acceptance, without any kernel."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+from blackjax.types import Array
+
+__all__ = ["StepSize", "search_move", "start_search", "weigh"]
+
+# While the step size is sought it changes by up to this factor in a step, at an acceptance of 0 or of 1: from 1e-6 to 1
+# in ten steps. (With 1.2, about what one step of a gain of 1 can do, `chirp` takes 400.)
+_SEARCH = 4.0
+
+# The search begins again where the acceptance has been far from its target for a while: by more than these parts of
+# what it can be, above or below; at a target of 0.8 above 0.95 (the step is then half of the right one) or below 0.32.
+# The mean of 32 acceptance rates of a Gaussian is within 0.045 of its expectation, in standard deviation.
+_FAR_ABOVE, _FAR_BELOW = 0.75, 0.6
+_FEWEST_RATES = 32
+
+# A chain that accepts less than this share of the target counts as stuck.
+_STUCK = 0.7
+
+# What is added to a chain's rate where its weight divides by it. A chain that accepts nothing has the weight
+# (0.7 target / 0.01)^2, about 3000 for HMC and 1600 for MALA: as many chains do not outvote it.
+_SMALLEST_RATE = 0.01
+
+
+class StepSize(NamedTuple):
+    """log_sigma (): log of the scale of a move in whitened coordinates.
+
+    first_error_sign (): +1 if the acceptance began above its target, -1 below, 0 if unknown.
+    count (): steps since the acceptance was first on the other side of its target; 0 while the step size is sought.
+    recent_error (): running mean of acceptance minus target since the search last began.
+    """
+
+    log_sigma: Array
+    first_error_sign: Array
+    count: Array
+    recent_error: Array
+
+    def seek(self, is_due: Array | bool) -> "StepSize":
+        """Begin to seek it anew, if that is due."""
+        nothing = start_search(self.log_sigma)
+        return StepSize(*(jnp.where(is_due, new, old) for new, old in zip(nothing, self, strict=True)))
+
+    def follow(
+        self,
+        errors: Array,
+        weights: Array,
+        target: float | Array,
+        gain: optax.Schedule,
+        may_search: bool | Array = True,
+    ) -> "StepSize":
+        """After a step whose acceptance rates differ from the target by errors, (num_chains,).
+
+        log sigma moves by the gain times the weighted mean error. While it is sought it moves by the plain mean, by up
+        to log 4 and in full. weights (num_chains,): 0 of chains that do not count.
+        """
+        dtype = self.log_sigma.dtype
+        error = _mean(errors, weights > 0)
+        first_error_sign = jnp.where(self.first_error_sign == 0, jnp.sign(error), self.first_error_sign)
+        has_crossed = (self.count > 0) | (first_error_sign * error < 0) | ~jnp.asarray(may_search)
+        gain_now = jnp.asarray(gain(self.count), dtype)
+        move = jnp.where(has_crossed, gain_now * _mean(errors, weights), search_move(error, target))
+        lowest = 2 * math.log(jnp.finfo(dtype).eps)  # a shorter step moves nothing that is of size eps or more
+
+        # The memory is that of the gain, so that one which decays ends all searches.
+        memory = jnp.maximum(_FEWEST_RATES / len(errors), 1 / gain_now)
+        recent_error = self.recent_error + (error - self.recent_error) / memory
+        is_far = (recent_error > _FAR_ABOVE * (1 - target)) | (recent_error < -_FAR_BELOW * target)
+        followed = StepSize(
+            log_sigma=jnp.maximum(self.log_sigma + move, lowest).astype(dtype),
+            first_error_sign=first_error_sign.astype(dtype),
+            count=jnp.where(has_crossed, optax.safe_increment(self.count), 0),
+            recent_error=recent_error.astype(dtype),
+        )
+        return followed.seek(is_far & may_search)
+
+
+def start_search(log_sigma: Array) -> StepSize:
+    """A step size that is to be sought."""
+    zero = jnp.zeros((), log_sigma.dtype)
+    return StepSize(log_sigma, first_error_sign=zero, count=jnp.zeros((), jnp.int32), recent_error=zero)
+
+
+def search_move(error: Array, target: float | Array) -> Array:
+    """Of log sigma where the acceptance is off by an error: log 4 at an acceptance of 1, -log 4 at 0."""
+    return math.log(_SEARCH) * error / jnp.where(error > 0, 1 - target, target)
+
+
+def weigh(acceptance_rate: Array, is_counted: Array, target: float | Array) -> Array:
+    """The weights of chains by their mean acceptance rates, (num_chains,).
+
+    Chains have weight 1. One that accepts less than 0.7 of the target has weight (0.7 target / rate)^2, so that it is
+    not outvoted. One that is not counted has weight 0.
+    """
+    shortfall = _STUCK * target / (acceptance_rate + _SMALLEST_RATE)
+    return jnp.where(is_counted, jnp.maximum(1, shortfall) ** 2, 0)
+
+
+def _mean(values, weights):
+    return jnp.sum(weights * values) / jnp.maximum(jnp.sum(weights), 1)
