@@ -114,8 +114,9 @@ class Climb(NamedTuple):
         logdensity = logdensity.astype(self.levels.dtype)
         rise = logdensity - self.levels
         limit = _RISE + jnp.where(is_early, min(dim, _DEVIATIONS * math.sqrt(dim)), dim).astype(rise.dtype)
-        may_begin = (count < _SLOW) | (self.steps_learnt > _SPELL)
-        has_begun = jnp.any(jnp.isfinite(rise) & (rise > limit) & ~is_behind) & may_begin
+        has_risen = jnp.isfinite(rise) & (rise > limit) & ~is_behind
+        are_many = 2 * jnp.sum(has_risen) >= jnp.sum(~is_behind)
+        has_begun = jnp.any(has_risen) & ((count < _SLOW) | are_many & (self.steps_learnt > _SPELL))
         resets_left = jnp.where(has_begun, _RESETS, jnp.maximum(self.resets_left - 1, 0))
         is_reset = resets_left > 0
         levels = jnp.where(is_reset | is_behind | ~jnp.isfinite(self.levels), logdensity, self.levels)
