@@ -29,6 +29,7 @@ __all__ = [
     "build_kernel",
     "dimension",
     "good_draws",
+    "resume",
 ]
 
 # The share of the search that a chain which is behind makes alone: its own rate varies more than the mean of all.
@@ -121,6 +122,22 @@ def init(
     state = _start(logdensity_fn, scheme, sampler)(positions)
     require_finite(state.chains)
     return state
+
+
+def resume(state: AdaptiveState, scheme: Scheme, sampler: Sampler, num_chains: int) -> AdaptiveState:
+    """The state with chains of another sampler, to go on from.
+
+    Raises ValueError if it is of another scheme or of another number of chains.
+    """
+    x = jax.eval_shape(ravel_chains, state.position)
+    expected, found = (jax.tree.map(jnp.shape, tree) for tree in (jax.eval_shape(scheme.init, x), state.scheme))
+    if len(state.levels) != num_chains:
+        raise ValueError(
+            f"the state to go on from must have num_chains = {num_chains} chains, got {len(state.levels)}."
+        )
+    if expected != found:
+        raise ValueError("the state to go on from must be of the same scheme, with equal arguments.")
+    return state._replace(chains=sampler.state(*state.chains))
 
 
 @program

@@ -1,4 +1,4 @@
-"""The step size that chains share: sought while it is far off, then followed; by their acceptance, without any kernel."""
+"""The step size that chains share: sought while it is far off, then followed. Told by their acceptance alone."""
 
 import math
 from typing import NamedTuple

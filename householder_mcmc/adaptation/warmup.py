@@ -19,8 +19,10 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.climbing import find_behind
 from householder_mcmc.adaptation.samplers import SAMPLERS, Sampler, find_sampler
+from householder_mcmc.adaptation.settling import MOST_STEPS, Settling
 from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.learners.scheme import Scheme
+from householder_mcmc.mcmc.chains import ravel_chains
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
 from householder_mcmc.mcmc.metropolis import ChainState, require_rate
 from householder_mcmc.preconditioners.checks import require_integer
@@ -61,18 +63,27 @@ class WarmupInfo(NamedTuple):
     acceptance_rate (num_chains,): mean over the last phase, in which the map is frozen; NaN if that has no step.
     num_nonfinite (num_chains,): non-finite proposals in the whole warm-up.
     num_gradients (num_chains,): of the log-density, beyond that of the start.
+    num_steps (): made, of both phases.
     num_learnt (): learning steps since the learner last started anew. If they are few of the nine tenths of the steps
     that can be, chains were on their way from a far start until shortly before the end: make the warm-up longer.
-    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing was
-    learnt from them. They are on their way, or in a lower mode.
+    has_settled (): whether map and step size had settled and the chains agreed, at some time before the end.
+    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing
+    was learnt from them. They are on their way, or in a lower mode.
+    num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
+    another.
+    last_state: an `AdaptiveState`, from which `run` can go on.
     history: what `keep` returned at each learning step, stacked.
     """
 
     acceptance_rate: Array
     num_nonfinite: Array
     num_gradients: Array
+    num_steps: Array
     num_learnt: Array
+    has_settled: Array
     is_behind: Array
+    num_moves: Array
+    last_state: adaptive.AdaptiveState
     history: ArrayTree
 
 
@@ -87,7 +98,7 @@ class RunWarmup(Protocol):
     """Type of `Warmup.run`."""
 
     def __call__(
-        self, rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000
+        self, rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = 2000
     ) -> tuple[WarmupResults, WarmupInfo]: ...
 
 
@@ -130,13 +141,19 @@ class _Tuning(NamedTuple):
 
 
 class _State(NamedTuple):
-    """State of a warm-up. growth (): transitions by which trajectories have grown. count (): steps made."""
+    """State of a warm-up.
+
+    growth (): transitions by which trajectories have grown. count (): steps made. num_learning (): steps of the first
+    phase; the most there may be, while the end is not known.
+    """
 
     adaptive: adaptive.AdaptiveState
+    settling: Settling
     tuning: _Tuning
     growth: Array
     totals: _Totals
     count: Array
+    num_learning: Array
 
 
 def warmup(
@@ -212,13 +229,18 @@ def warmup(
     target = sampler.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
     require_rate(target)
 
-    def run(rng_key: PRNGKey, positions: ArrayLikeTree, num_steps: int = 2000) -> tuple[WarmupResults, WarmupInfo]:
+    def run(
+        rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = 2000
+    ) -> tuple[WarmupResults, WarmupInfo]:
         """Warm up chains from positions whose leaves have a leading chain axis; see `householder_mcmc.warmup`.
 
         Returns ((state, parameters), info).
         """
-        num_steps = require_integer("num_steps", num_steps, least=0)
-        state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
+        num_steps = None if num_steps is None else require_integer("num_steps", num_steps, least=0)
+        if isinstance(positions, adaptive.AdaptiveState):
+            state = adaptive.resume(positions, scheme, _LEARNER, num_chains)
+        else:
+            state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
         return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
 
     return Warmup(cast(Any, run))
@@ -226,54 +248,84 @@ def warmup(
 
 @program
 def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
-    num_tuning = num_steps // _TUNING_PART
-    num_learning = num_steps - num_tuning
+    ends_by_itself = num_steps is None
+    most_steps = MOST_STEPS if ends_by_itself else num_steps
+    most_learning = most_steps - most_steps // _TUNING_PART
 
     def adapt(rng_key, state):
-        def run(sampler, state, length):
-            def one_step(state, _):
-                state, info = _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learning)
+        def one_step(sampler, state):
+            return _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_itself)
+
+        def run(sampler, state, first, last):
+            """From step `first` to step `last`, functions of the state where the end is not known."""
+            if ends_by_itself:
+                go_on = lambda state: state.count < last(state)  # noqa: E731
+                return jax.lax.while_loop(go_on, lambda state: one_step(sampler, state)[0], state), None
+
+            def kept(state, _):
+                state, info = one_step(sampler, state)
                 return state, keep(state.adaptive, info)
 
-            return jax.lax.scan(one_step, state, length=length)
+            return jax.lax.scan(kept, state, length=last - first)
 
+        learning = (lambda state: state.num_learning) if ends_by_itself else most_learning
+        end = (lambda state: state.num_learning + _num_tuning(state)) if ends_by_itself else most_steps
+        state = _start(state, most_learning)
         if sampler == _LEARNER:
-            state, history = run(_LEARNER, _start(state), num_steps)
-            history = jax.tree.map(lambda leaf: leaf[:num_learning], history)
+            state, history = run(_LEARNER, state, 0, end)
+            history = jax.tree.map(lambda leaf: leaf[:most_learning], history)
         else:
-            state, history = run(_LEARNER, _start(state), num_learning)
+            state, history = run(_LEARNER, state, 0, learning)
             learnt = state.adaptive
             state = state._replace(adaptive=learnt._replace(chains=sampler.state(*learnt.chains)))
-            state, _ = run(sampler, state, num_tuning)
+            state, _ = run(sampler, state, learning, end)
 
         learnt, tuning = state.adaptive, state.tuning
-        is_behind = find_behind(learnt.levels, adaptive.dimension(learnt.chains))
         parameters = {
             "step_size": sampler.step_size(jnp.exp(tuning.average_log_sigma)),
             "inverse_mass_matrix": scheme.preconditioner(learnt.scheme),
         }
-        acceptance_rate = tuning.total_rate / num_tuning if num_tuning else jnp.full_like(tuning.total_rate, jnp.nan)
-        info = WarmupInfo(acceptance_rate, *state.totals, learnt.climb.steps_learnt, is_behind, history)
+        num_tuning = state.count - state.num_learning
+        info = WarmupInfo(
+            acceptance_rate=jnp.where(num_tuning > 0, tuning.total_rate / num_tuning, jnp.nan),
+            num_nonfinite=state.totals.num_nonfinite,
+            num_gradients=state.totals.num_gradients,
+            num_steps=state.count,
+            num_learnt=learnt.climb.steps_learnt,
+            has_settled=state.settling.has_settled,
+            is_behind=find_behind(learnt.levels, adaptive.dimension(learnt.chains)),
+            num_moves=learnt.num_moves,
+            last_state=learnt,
+            history=history,
+        )
         return WarmupResults(learnt.chains, parameters), info
 
     return adapt
 
 
-def _start(state):
+def _num_tuning(state):
+    """Steps of the last phase where the first one ended by itself."""
+    return jnp.maximum(state.num_learning // (_TUNING_PART - 1), 1)
+
+
+def _start(state, num_learning):
     """The start of a warm-up from an `AdaptiveState`."""
     rates, zero = state.acceptance_rate, jnp.zeros((), jnp.int32)
     none = jnp.zeros(len(rates), jnp.int32)
     return _State(
         adaptive=state,
+        settling=Settling.start(ravel_chains(state.position), state.chains.logdensity),
         tuning=_Tuning(state.log_sigma, state.log_sigma, total_rate=jnp.zeros_like(rates)),
-        growth=jnp.zeros_like(state.log_sigma),
+        growth=state.step_size.count.astype(rates.dtype),
         totals=_Totals(num_nonfinite=none, num_gradients=none),
         count=zero,
+        num_learning=jnp.asarray(num_learning, jnp.int32),
     )
 
 
-def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learning):
+def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_itself=False):
     """A step of either phase: (_State, AdaptiveInfo)."""
+    num_learning = state.num_learning
     is_tuning = state.count >= num_learning
     count = jnp.where(is_tuning, state.count - num_learning, state.count)  # of steps in the phase
     key = jax.random.fold_in(jnp.where(is_tuning, *jax.random.split(rng_key)[::-1]), count)
@@ -298,7 +350,21 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, num_learni
     growth = jnp.where(step_size.count == 0, 0, growth)
     tuning = state.tuning.follow(learnt.log_sigma, info.acceptance_rate, count, is_tuning)
     totals = state.totals.add(info.is_nonfinite, info.num_gradients)
-    return _State(learnt, tuning, growth, totals, state.count + 1), info
+
+    # 3. Whether enough is learnt.
+    settling = state.settling.watch(
+        ravel_chains(learnt.position),
+        learnt.chains.logdensity,
+        learnt.log_sigma,
+        is_counted=learnt.lag.num_steps == 0,
+        steps_learnt=learnt.climb.steps_learnt,
+        is_sought=step_size.count == 0,
+        count=state.count + 1,
+    )
+    settling = jax.tree.map(partial(jnp.where, is_tuning), state.settling, settling)
+    is_last = settling.has_settled & ends_by_itself & ~is_tuning
+    num_learning = jnp.where(is_last, state.count + 1, num_learning)
+    return _State(learnt, settling, tuning, growth, totals, state.count + 1, num_learning), info
 
 
 def _with_trajectories(sampler, max_integration_steps):
