@@ -28,19 +28,20 @@ class MetricCoreState(NamedTuple):
     scheme: Any
 
 
-def metric_core(scheme: Scheme | int) -> MetricCore:
+def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
     """A streaming learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of all draws.
 
     It learns from every draw of the slow windows and never starts anew; what it has learnt is put to use at the end of
-    each window. A draw that is not finite, or whose score is not, teaches nothing. To begin with a map that is known,
-    replace that of a start: `initial_metric_state=core.init(d)._replace(inverse_mass_matrix=known)`. It stays in use
-    until the learner has one of its own. Draws are cast to the dtype of the state.
+    each window. A draw that is not finite, or whose score is not, teaches nothing. Draws are cast to the dtype of the
+    state.
 
     Parameters
     ----------
     scheme
         `two_ended`, or `eigen` with an isotropic or unit tail. (A free tail has no BlackJAX inverse mass matrix.) A
         number stands for `two_ended(number)`.
+    initial
+        A map that is known, in any form that `as_preconditioner` takes: the scheme begins with it.
 
     Returns
     -------
@@ -69,6 +70,8 @@ def metric_core(scheme: Scheme | int) -> MetricCore:
         start = jnp.zeros((1, n_dims))
         require_numbers(start)
         state = scheme.init(start)
+        if initial is not None:
+            state = scheme.begin_with(state, initial)
         preconditioner = scheme.preconditioner(state)
         if not isinstance(preconditioner, LowRank):
             raise TypeError(

@@ -98,7 +98,7 @@ class RunWarmup(Protocol):
     """Type of `Warmup.run`."""
 
     def __call__(
-        self, rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = 2000
+        self, rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = None
     ) -> tuple[WarmupResults, WarmupInfo]: ...
 
 
@@ -163,7 +163,8 @@ def warmup(
     *,
     sampler: str | Sampler = "hmc",
     target_acceptance_rate: float | None = None,
-    keep: Callable = lambda state, info: None,
+    initial: Any = None,
+    keep: Callable | None = None,
 ) -> Warmup:
     """Learn a preconditioner and a step size from running chains, and return both frozen.
 
@@ -230,17 +231,22 @@ def warmup(
     require_rate(target)
 
     def run(
-        rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = 2000
+        rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = None
     ) -> tuple[WarmupResults, WarmupInfo]:
         """Warm up chains from positions whose leaves have a leading chain axis; see `householder_mcmc.warmup`.
 
         Returns ((state, parameters), info).
         """
-        num_steps = None if num_steps is None else require_integer("num_steps", num_steps, least=0)
+        if num_steps is not None:
+            num_steps = require_integer("num_steps", num_steps, least=0)
+        elif keep is not None:
+            raise ValueError("`keep` needs a number of steps: run(rng_key, positions, num_steps).")
         if isinstance(positions, adaptive.AdaptiveState):
             state = adaptive.resume(positions, scheme, _LEARNER, num_chains)
         else:
             state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
+            if initial is not None:
+                state = state._replace(scheme=scheme.begin_with(state.scheme, initial))
         return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
 
     return Warmup(cast(Any, run))
@@ -264,7 +270,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
 
             def kept(state, _):
                 state, info = one_step(sampler, state)
-                return state, keep(state.adaptive, info)
+                return state, None if keep is None else keep(state.adaptive, info)
 
             return jax.lax.scan(kept, state, length=last - first)
 

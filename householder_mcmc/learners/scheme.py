@@ -28,6 +28,8 @@ class Scheme(NamedTuple):
     gains: those of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
+    begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
+    map.
 
     Counters stop at 2^31 - 1 updates, where gains like 1 / t are below rounding in float32. What a learner does at
     every n-th update, n > 1, it then does no more: its map may stay as it is.
@@ -38,10 +40,21 @@ class Scheme(NamedTuple):
     preconditioner: Callable[[Any], Preconditioner]
     gains: Gains | None = None
     forget: Callable[[Any, Array], Any] | None = None
+    begin: Callable[[Any, Preconditioner], Any] | None = None
 
     def start_anew(self, state: Any, positions: Array) -> Any:
         """The state to go on with where all draws so far came from elsewhere."""
         return self.init(positions) if self.forget is None else self.forget(state, positions)
+
+    def begin_with(self, state: Any, inverse_mass_matrix: Any) -> Any:
+        """A state that has seen no draw, but knows a map.
+
+        inverse_mass_matrix: whatever `as_preconditioner` takes. Raises ValueError if the scheme cannot begin with a
+        map, or with this one.
+        """
+        if self.begin is None:
+            raise ValueError("this scheme cannot begin with a known map; hm.two_ended can.")
+        return self.begin(state, as_preconditioner(inverse_mass_matrix))
 
 
 @shared

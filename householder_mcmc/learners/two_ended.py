@@ -24,7 +24,7 @@ Why the corrections e: directions fitted to fewer draws than dimensions fit nois
 draws that chose the directions are too extreme. So each new block is first measured along the old directions.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from jax import Array
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, project
 from householder_mcmc.preconditioners.checks import is_concrete, require_integer
-from householder_mcmc.preconditioners.maps import LowRank
+from householder_mcmc.preconditioners.maps import Diagonal, LowRank, cast_floats
 from householder_mcmc.sharing import shared
 
 __all__ = ["TwoEndedState", "two_ended"]
@@ -52,6 +52,9 @@ _PRIOR = 1e-5
 
 # Scores that vary by less than this many units of rounding of their mean do not vary.
 _ROUNDING = 8
+
+# Blocks that a map which is known from elsewhere counts for: about as many as a short warm-up has. Chosen.
+_KNOWN_BLOCKS = 10
 
 
 class TwoEndedState(NamedTuple):
@@ -191,7 +194,43 @@ def _two_ended(rank, block_size, forgetting, negligible):
         del positions
         return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
 
-    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn)
+    def begin_fn(state, preconditioner):
+        known = _as_low_rank(preconditioner, state.preconditioner)
+        size = jnp.abs(jnp.log(known.eigenvalues))
+        _, strongest = jax.lax.top_k(size, min(len(size), len(state.corrections)))
+        eigenvectors, eigenvalues = known.eigenvectors[strongest], known.eigenvalues[strongest]
+        scales, root = known.scales, jnp.sqrt(eigenvalues)[:, None]
+        preconditioner, pairs = state.preconditioner, state.pairs
+        return state._replace(
+            count=state.count + _KNOWN_BLOCKS * block_size,
+            variances=jnp.stack([scales**2, scales**-2]),
+            pairs=_first_rows(pairs, jnp.stack([root * eigenvectors * scales, -eigenvectors / root / scales])),
+            preconditioner=LowRank(
+                scales,
+                _first_rows(jnp.zeros_like(preconditioner.eigenvectors), eigenvectors),
+                _first_rows(preconditioner.eigenvalues[:, None], eigenvalues[:, None])[:, 0],
+            ),
+        )
+
+    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn)
+
+
+def _as_low_rank(preconditioner, like):
+    """The map with the shapes and the dtype of another one, but for its rank."""
+    if isinstance(preconditioner, Diagonal):
+        scales = preconditioner.scales
+        preconditioner = LowRank(scales, jnp.eye(1, len(scales), dtype=scales.dtype), jnp.ones(1, scales.dtype))
+    if not isinstance(preconditioner, LowRank):
+        raise ValueError(f"two_ended begins with a LowRank or a Diagonal map, got a {type(preconditioner).__name__}.")
+    if preconditioner.scales.shape != like.scales.shape:
+        dim = len(like.scales)
+        raise ValueError(f"the known map must be of d = {dim} coordinates, got {preconditioner.scales.shape}.")
+    return cast(LowRank, cast_floats(preconditioner, like.scales.dtype))
+
+
+def _first_rows(rows, new):
+    """Rows (..., num, d) whose first ones are new."""
+    return jax.lax.dynamic_update_slice(rows, new.astype(rows.dtype), (0,) * rows.ndim)
 
 
 # Draws and scores are two arrays (n, d) below: slices and stacks of one take as long as the products.
