@@ -12,7 +12,7 @@ log-density bent where it is very low, see `_bend`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
         (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
     """
     require_numbers(positions)
-    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), positions)  # strips weak types
+    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), cast(Any, positions))  # no weak types
     leaves = jax.tree_util.tree_leaves_with_path(positions)
     for path, leaf in leaves:
         name = f"positions{jax.tree_util.keystr(path)}"

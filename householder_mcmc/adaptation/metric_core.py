@@ -66,12 +66,14 @@ def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
     if not isinstance(scheme, Scheme):
         raise TypeError(f"metric_core takes a rank or a Scheme, such as hm.two_ended(), got {scheme!r}.")
 
+    def begin(x):
+        state = scheme.init(x)
+        return state if initial is None else scheme.begin_with(state, initial)
+
     def init(n_dims):
         start = jnp.zeros((1, n_dims))
         require_numbers(start)
-        state = scheme.init(start)
-        if initial is not None:
-            state = scheme.begin_with(state, initial)
+        state = begin(start)
         preconditioner = scheme.preconditioner(state)
         if not isinstance(preconditioner, LowRank):
             raise TypeError(
@@ -93,14 +95,14 @@ def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
     def start(learner, x):
         """The first draw is the start of a learner that has seen none, and was not given."""
         return jax.tree.map(
-            partial(jnp.where, _are_equal(learner, scheme.init(jnp.zeros_like(x)))), scheme.init(x), learner
+            partial(jnp.where, _are_equal(learner, begin(jnp.zeros_like(x)))), begin(x), learner
         )
 
     def final(state):
         dim = state.inverse_mass_matrix.sigma.shape[0]
         preconditioner: Any = scheme.preconditioner(state.scheme)
         is_that_of_the_start = _are_equal(
-            preconditioner, scheme.preconditioner(scheme.init(jnp.zeros((1, dim), _dtype(state))))
+            preconditioner, scheme.preconditioner(begin(jnp.zeros((1, dim), _dtype(state))))
         )
         new, old = preconditioner.to_inverse_mass_matrix(), state.inverse_mass_matrix
         shapes, given = (jax.tree.map(jnp.shape, each) for each in (new, old))

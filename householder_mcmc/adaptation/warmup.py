@@ -72,7 +72,7 @@ class WarmupInfo(NamedTuple):
     num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
     another.
     last_state: an `AdaptiveState`, from which `run` can go on.
-    history: what `keep` returned at each learning step, stacked.
+    history: what `keep` returned at each learning step, stacked; None without it.
     """
 
     acceptance_rate: Array
@@ -84,7 +84,7 @@ class WarmupInfo(NamedTuple):
     is_behind: Array
     num_moves: Array
     last_state: adaptive.AdaptiveState
-    history: ArrayTree
+    history: ArrayTree | None
 
 
 class WarmupResults(NamedTuple):

@@ -119,7 +119,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         return TwoEndedState(
             count=jnp.zeros((), jnp.int32),
             block=jnp.zeros((2, block_size, num_chains, dim), dtype),
-            mean=jnp.zeros((2, num_chains, dim), dtype),
+            mean=jnp.stack([positions, jnp.zeros_like(positions)]),
             variances=jnp.zeros((2, dim), dtype),
             pairs=jnp.zeros((2, num, dim), dtype),
             preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
