@@ -40,6 +40,7 @@ from householder_mcmc.preconditioners.maps import (
 )
 from householder_mcmc.preconditioners.metric import to_metric
 from householder_mcmc.results.arviz import to_arviz
+from householder_mcmc.results.diagnose import diagnose
 
 __version__ = "0.1.0"
 
@@ -72,6 +73,7 @@ __all__ = [
     "arrive",
     "as_preconditioner",
     "dense",
+    "diagnose",
     "diagonal",
     "eigen",
     "eigen_identity",

@@ -143,7 +143,9 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
         (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
     """
     require_numbers(positions)
-    positions = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), cast(Any, positions))  # no weak types
+    positions = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), cast(Any, positions)
+    )  # no weak types
     leaves = jax.tree_util.tree_leaves_with_path(positions)
     for path, leaf in leaves:
         name = f"positions{jax.tree_util.keystr(path)}"

@@ -94,9 +94,7 @@ def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
 
     def start(learner, x):
         """The first draw is the start of a learner that has seen none, and was not given."""
-        return jax.tree.map(
-            partial(jnp.where, _are_equal(learner, begin(jnp.zeros_like(x)))), begin(x), learner
-        )
+        return jax.tree.map(partial(jnp.where, _are_equal(learner, begin(jnp.zeros_like(x)))), begin(x), learner)
 
     def final(state):
         dim = state.inverse_mass_matrix.sigma.shape[0]

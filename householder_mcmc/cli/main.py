@@ -41,14 +41,10 @@ WITHOUT_RANK = ("none", "diagonal", "dense")
 DEFAULT_RANKS = {"two_ended": 32}
 DEFAULT_RANK = 3
 
-# Sampler -> steps of the warm-up and draws of each chain. The warm-up is as long as that of `householder_mcmc.warmup`.
+# Sampler -> steps of the warm-up and draws of each chain. The warm-up is of one length for all schemes of a demo.
 # 1000 independent draws of a chain have ten times the ESS below which there is a warning. A draw takes one gradient by
 # MALA and about five by HMC (5 in the demo, with `two_ended`), so MALA makes five times as many at an equal cost.
 DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}
-
-# Chains arrived late if the map was learnt in a smaller part of the warm-up. The largest part is 9/10: then the learner
-# never started anew. Chosen, without a source.
-_SMALLEST_PART_LEARNT = 1 / 3
 
 
 def main(argv=None) -> int:
@@ -260,7 +256,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         reference=reference,
         label=partial(arviz.label, jax.tree.map(lambda leaf: leaf[0], positions)),
     )
-    summary["warnings"] += _trouble(info, int(warmup_info.num_learnt), arguments.warmup)
+    summary["warnings"] += hm.diagnose(warmup_info, info=info, target_acceptance_rate=sampler.target_acceptance_rate)
     if name == "two_ended":
         summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
     return (states, info, parameters["step_size"]), summary, report.spectrum(preconditioner) if arguments.plot else None
@@ -275,17 +271,6 @@ def _progress(label):
         print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
         return contextlib.nullcontext()
     return blackjax.progress_bar(label=label)
-
-
-def _trouble(info, num_learnt, num_warmup):
-    """Warnings that the draws alone cannot give: of a late arrival, and of divergent trajectories."""
-    found = []
-    if num_learnt < _SMALLEST_PART_LEARNT * num_warmup:
-        found.append(f"chains arrived late: the map is that of {num_learnt} of {num_warmup} steps. Lengthen --warmup.")
-    num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
-    if num_divergent:
-        found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
-    return found
 
 
 def _report(title, arguments, summaries):

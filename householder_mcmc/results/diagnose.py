@@ -1,0 +1,96 @@
+"""What happened in a warm-up and in the transitions after it, in words."""
+
+from typing import Any
+
+import numpy as np
+
+from householder_mcmc.adaptation.warmup import WarmupInfo
+from householder_mcmc.preconditioners.maps import LowRank
+
+__all__ = ["diagnose"]
+
+# Chains arrived late if the map was learnt in a smaller part of the warm-up. The largest part is 9/10: then the learner
+# never started anew. Chosen, without a source.
+_SMALLEST_PART_LEARNT = 1 / 3
+
+# Acceptance in the last phase that is further from its target says that the step size does not fit: a standard error of
+# it is 0.02 in a last phase of 40 steps of 4 chains. A chain that accepts a quarter of the target does not move.
+_FAR = 0.1
+_STUCK_PART = 0.25
+
+
+def diagnose(
+    warmup_info: WarmupInfo,
+    parameters: dict[str, Any] | None = None,
+    info: Any = None,
+    *,
+    target_acceptance_rate: float | None = None,
+) -> list[str]:
+    """Reasons to look again at a run, one sentence each; what draws say of themselves is in ArviZ's R-hat and ESS.
+
+    Parameters
+    ----------
+    warmup_info, parameters
+        What `Warmup.run` returned. With the parameters it is said whether all of the rank is used.
+    info
+        Infos of the transitions after it, leaves of any shape. With them divergences are counted.
+    target_acceptance_rate
+        What the step size was tuned to. With it the acceptance of the last phase is judged.
+
+    Returns
+    -------
+    Sentences; none where nothing was found.
+
+    Examples
+    --------
+    .. code::
+
+        (state, parameters), warmup_info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
+        print(*hm.diagnose(warmup_info, parameters), sep="\\n")
+    """
+    found = []
+    num_steps, num_learnt = int(warmup_info.num_steps), int(warmup_info.num_learnt)
+    if num_learnt < _SMALLEST_PART_LEARNT * num_steps:
+        found.append(
+            f"chains arrived late: the map is that of {num_learnt} of {num_steps} steps. Lengthen the warm-up."
+        )
+    elif not warmup_info.has_settled:
+        found.append(f"the map, the step size or the chains had not settled after {num_steps} steps.")
+    if np.any(warmup_info.is_behind):
+        found.append(
+            f"chains {_names(warmup_info.is_behind)} ended the warm-up far below the others, on their way or in a "
+            "lower mode. Nothing was learnt from them."
+        )
+    if np.any(warmup_info.num_moves):
+        found.append(
+            f"chains {_names(warmup_info.num_moves)} were far below the others, in places of negligible mass, and were "
+            "set to the state of another chain."
+        )
+    rates = np.asarray(warmup_info.acceptance_rate, float)
+    if target_acceptance_rate is not None and np.all(np.isfinite(rates)):
+        is_stuck = rates < _STUCK_PART * target_acceptance_rate
+        mean = rates.mean()
+        if np.any(is_stuck):
+            found.append(f"chains {_names(is_stuck)} accepted almost nothing in the last phase of the warm-up.")
+        elif abs(mean - target_acceptance_rate) > _FAR:
+            found.append(
+                f"the acceptance of the last phase is {mean:.2f}, far from its target of {target_acceptance_rate}."
+            )
+    found += [] if parameters is None else _rank_used(parameters["inverse_mass_matrix"])
+    num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
+    if num_divergent:
+        found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
+    return found
+
+
+def _names(are):
+    return np.flatnonzero(np.asarray(are)).tolist()
+
+
+def _rank_used(preconditioner):
+    if not isinstance(preconditioner, LowRank):
+        return []
+    rank, dim = preconditioner.eigenvectors.shape
+    if rank == dim or int(preconditioner.effective_rank()) < rank:
+        return []
+    return [f"all {rank} directions of the map are used: a higher rank may help."]
