@@ -59,6 +59,11 @@ _STEEP = 0.5
 _SHORTEST = 0.05
 _LONGEST = 0.5
 
+# A coordinate is flat, and not to gain as much as the others, if its slope is less than this part of the steepest: units
+# of 1e-6 and 1e6 are 1e-12, and a thousand more are for the place. (Else it may go 1e40 far where slopes are
+# exponentials.)
+_FLAT = 1e-15
+
 # After as many failures in a row the memory is cleared.
 _FAILURES = 5
 
@@ -312,7 +317,8 @@ def _newton(steps, changes, slope, gain):
     """The L-BFGS direction. A coordinate that the memory tells nothing of is to gain its share of `gain`."""
     weights = 0.5 ** jnp.arange(_MEMORY, 0, -1, slope.dtype)[:, None]  # half for each younger pair
     lengths, widths = jnp.sum(weights * jnp.abs(steps), 0), jnp.sum(weights * jnp.abs(changes), 0)
-    unknown = jnp.where(slope == 0, 0, gain / slope.size / jnp.where(slope == 0, 1, slope) ** 2)
+    size, largest = _sizes(slope)
+    unknown = gain / slope.size / jnp.maximum(size, _FLAT) ** 2 / largest**2
     is_known = (lengths > 0) & (widths > 0)
     diagonal = jnp.where(is_known, lengths / jnp.where(is_known, widths, 1), unknown)
     latest = jnp.sum(changes[-1] * diagonal * changes[-1])
@@ -332,17 +338,22 @@ def _newton(steps, changes, slope, gain):
 
 
 def _plain(slope, power, gain):
-    """The direction sign(slope) |slope|^(1 - power), of such a length that its predicted gain is `gain`.
+    """The direction sign(slope) |slope|^(1 - power) of a length that is predicted to gain `gain`.
 
     With power 2 each coordinate is to gain the same, whatever its units; a coordinate with a small slope goes far. 1 is
     for coordinates of like sizes, and 0 the gradient: taken in turn where steps fail.
     """
-    size = jnp.abs(slope)
-    largest = jnp.max(size)
-    size = jnp.where(size > 0, size / jnp.where(largest > 0, largest, 1), 1)
-    direction = jnp.where(slope == 0, 0, jnp.sign(slope) * size ** (1 - power).astype(slope.dtype))
-    total = jnp.sum(jnp.abs(direction) * size) * largest
-    return direction * (gain / jnp.where(total > 0, total, 1))
+    size, largest = _sizes(slope)
+    length = size * jnp.maximum(size, _FLAT) ** -power.astype(slope.dtype)
+    total = jnp.sum(length * size) * largest
+    return jnp.sign(slope) * length * (gain / jnp.where(total > 0, total, 1))
+
+
+def _sizes(slope):
+    """The sizes of a slope's coordinates as parts of the largest, and the largest, or 1 if all are 0."""
+    largest = jnp.max(jnp.abs(slope))
+    largest = jnp.where(largest > 0, largest, 1)
+    return jnp.abs(slope) / largest, largest
 
 
 def _dot(x, y):
