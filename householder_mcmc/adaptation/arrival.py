@@ -40,7 +40,7 @@ _LEAST_GAIN = 100.0
 # of log tau, is climbed far into its neck; in 20 it is not.)
 _PATIENCE = 20
 
-# The most gradients of a chain. On 14 targets nine chains in ten needed less than 160.
+# The most gradients of a chain. On 14 targets none of 560 needed more than 140.
 _MOST_GRADIENTS = 300
 
 # Pairs of steps and changes of the gradient. Five to ten are usual.
@@ -59,9 +59,9 @@ _STEEP = 0.5
 _SHORTEST = 0.05
 _LONGEST = 0.5
 
-# A coordinate is flat, and not to gain as much as the others, if its slope is less than this part of the steepest: units
-# of 1e-6 and 1e6 are 1e-12, and a thousand more are for the place. (Else it may go 1e40 far where slopes are
-# exponentials.)
+# A coordinate is flat, and not to gain as much as the others, if its slope is less than this part of the steepest: a
+# ratio of 1e-12 is that of units of 1e6 and 1e-6, and 1e-3 is for the place. (Without it a coordinate may go 1e40 far
+# where slopes are exponentials.)
 _FLAT = 1e-15
 
 # After as many failures in a row the memory is cleared.
