@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 def start(*arguments, num_devices=1):
-    flags = f"--xla_force_host_platform_device_count={num_devices} --xla_backend_optimization_level=0"
+    quick_to_compile = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    flags = f"--xla_force_host_platform_device_count={num_devices} {quick_to_compile}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "XLA_FLAGS": flags}
     command = [sys.executable, Path(__file__).with_name("on_devices.py"), *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

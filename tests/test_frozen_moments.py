@@ -91,6 +91,7 @@ def accept_all(key, log_ratio, state, proposal):
     return proposal, (jnp.ones((), bool), jnp.clip(jnp.exp(log_ratio), max=1), None)
 
 
+@pytest.mark.optimised
 def test_german_credit_after_warmup(german_credit):
     """Logistic regression, d = 25: eigen warm-up, frozen, against the reference moments and their errors."""
     logdensity, mean, sd, mcse = german_credit

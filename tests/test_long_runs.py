@@ -54,6 +54,7 @@ def test_a_far_start_does_no_harm(name, sampler, num_steps, acceptance):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", ["default", pytest.param("latest", marks=pytest.mark.study)])
 def test_a_million_adaptive_steps(name):
     """In float32: orthonormal rows, a map as good as the target allows, the acceptance of every tenth on target."""
@@ -82,6 +83,7 @@ def test_a_million_adaptive_steps(name):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("kind", ["warmup", "adaptive"])
 def test_memory_is_flat_in_the_steps_at_a_hundred_thousand_dimensions(kind):
     """Of the compiled program, temporary and of the result, for 10 and 10^4 steps."""

@@ -198,6 +198,7 @@ def test_demo_compares_schemes_and_draws(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.filterwarnings("ignore")
 def test_demo_finds_the_directions_of_its_posterior(tmp_path):
     """Three are beyond a factor of 3: by the Hessian at the mean, in the scales (variance / precision)^(1/4) that
