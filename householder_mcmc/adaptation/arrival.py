@@ -24,7 +24,7 @@ from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.checks import is_concrete, require_numbers
 from householder_mcmc.sharing import program
 
-__all__ = ["ArrivalInfo", "arrive", "ascend"]
+__all__ = ["ArrivalInfo", "are_far", "arrive", "ascend"]
 
 # A start is near if a climb of `_PATIENCE` evaluations gains no more than this from it: nats, or twice the dimension if
 # that is more, since typical draws are d / 2 below the mode. A kernel makes up for 1000 nats in a few steps. (With 100
@@ -177,6 +177,14 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
             "position, log-density and its gradient must be finite at the start of a chain: of none they are."
         )
     return arrived, info
+
+
+def are_far(logdensity: Array, dim: int) -> Array:
+    """Whether starts are to climb before a warm-up, (): if log-densities (num_chains,) differ by 1000 or 2 d.
+
+    One chain has none to differ from, and climbs.
+    """
+    return jnp.asarray(len(logdensity) == 1) | ~(jnp.ptp(logdensity) <= max(_FAR, _FAR_BY_DIM * dim))
 
 
 @program

@@ -17,15 +17,16 @@ from blackjax.base import AdaptationAlgorithm
 from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
 
 from householder_mcmc.adaptation import adaptive
+from householder_mcmc.adaptation.arrival import are_far, arrive
 from householder_mcmc.adaptation.climbing import find_behind
 from householder_mcmc.adaptation.samplers import SAMPLERS, Sampler, find_sampler
 from householder_mcmc.adaptation.settling import MOST_STEPS, Settling
 from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, power_decay
-from householder_mcmc.learners.scheme import Scheme
+from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc.chains import ravel_chains
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
 from householder_mcmc.mcmc.metropolis import ChainState, require_rate
-from householder_mcmc.preconditioners.checks import require_integer
+from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.sharing import program
 
 __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
@@ -243,13 +244,29 @@ def warmup(
             raise ValueError("`keep` needs a number of steps: run(rng_key, positions, num_steps).")
         if isinstance(positions, adaptive.AdaptiveState):
             state = adaptive.resume(positions, scheme, _LEARNER, num_chains)
+            num_gradients = jnp.zeros(num_chains, jnp.int32)
         else:
             state = adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains)
+            state, num_gradients = _arrive_if_far(state, logdensity_fn, scheme)
             if initial is not None:
                 state = state._replace(scheme=scheme.begin_with(state.scheme, initial))
-        return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state)
+        return _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps)(rng_key, state, num_gradients)
 
     return Warmup(cast(Any, run))
+
+
+def _arrive_if_far(state, logdensity_fn, scheme):
+    """The state where chains have arrived, if their starts are far, and the gradients of that, (num_chains,)."""
+    num_chains = len(state.levels)
+    is_far, none = are_far(state.levels, adaptive.dimension(state.chains)), jnp.zeros(num_chains, jnp.int32)
+
+    def arrived(carry):
+        positions, info = arrive(logdensity_fn, carry[0].position)
+        return adaptive.init(positions, logdensity_fn, scheme, _LEARNER, num_chains), info.num_gradients
+
+    if is_concrete(is_far):  # where it is known, a program that is not needed is not compiled
+        return arrived((state, none)) if is_far else (state, none)
+    return only_if(is_far, arrived, (state, none))
 
 
 @program
@@ -258,7 +275,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
     most_steps = MOST_STEPS if ends_by_itself else num_steps
     most_learning = most_steps - most_steps // _TUNING_PART
 
-    def adapt(rng_key, state):
+    def adapt(rng_key, state, num_gradients):
         def one_step(sampler, state):
             return _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_itself)
 
@@ -276,7 +293,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
 
         learning = (lambda state: state.num_learning) if ends_by_itself else most_learning
         end = (lambda state: state.num_learning + _num_tuning(state)) if ends_by_itself else most_steps
-        state = _start(state, most_learning)
+        state = _start(state, most_learning, num_gradients)
         if sampler == _LEARNER:
             state, history = run(_LEARNER, state, 0, end)
             history = jax.tree.map(lambda leaf: leaf[:most_learning], history)
@@ -314,7 +331,7 @@ def _num_tuning(state):
     return jnp.maximum(state.num_learning // (_TUNING_PART - 1), 1)
 
 
-def _start(state, num_learning):
+def _start(state, num_learning, num_gradients=0):
     """The start of a warm-up from an `AdaptiveState`."""
     rates, zero = state.acceptance_rate, jnp.zeros((), jnp.int32)
     none = jnp.zeros(len(rates), jnp.int32)
@@ -323,7 +340,7 @@ def _start(state, num_learning):
         settling=Settling.start(ravel_chains(state.position), state.chains.logdensity),
         tuning=_Tuning(state.log_sigma, state.log_sigma, total_rate=jnp.zeros_like(rates)),
         growth=state.step_size.count.astype(rates.dtype),
-        totals=_Totals(num_nonfinite=none, num_gradients=none),
+        totals=_Totals(num_nonfinite=none, num_gradients=none + num_gradients),
         count=zero,
         num_learning=jnp.asarray(num_learning, jnp.int32),
     )
