@@ -130,7 +130,7 @@ def _start(logdensity_fn, scheme, sampler):
         x, _ = good_draws(chains)
         if jnp.finfo(x.dtype).bits < 32:
             raise TypeError(f"positions must be of at least 32 bits where they are learnt from, got {x.dtype}.")
-        logdensity, zero = chains.logdensity.astype(x.dtype), jnp.zeros((), jnp.int32)
+        logdensity, zero = jnp.asarray(chains.logdensity, x.dtype), jnp.zeros((), jnp.int32)
         levels = jnp.where(jnp.isfinite(logdensity), logdensity, -jnp.inf)
         return AdaptiveState(
             chains=sampler.state(*chains),
@@ -218,7 +218,7 @@ def build_kernel(
             lag=lag,
             climb=climb,
             num_moves=state.num_moves + is_moved,
-            num_steps=optax.safe_increment(state.num_steps),
+            num_steps=jnp.asarray(optax.safe_increment(state.num_steps)),
         )
         used, num_gradients = sampler.step_size(jnp.exp(state.log_sigma)), sampler.num_gradients(info)
         return new_state, AdaptiveInfo(info.acceptance_rate, info.is_accepted, info.is_nonfinite, num_gradients, used)
