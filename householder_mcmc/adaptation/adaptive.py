@@ -134,7 +134,7 @@ def _start(logdensity_fn, scheme, sampler):
         levels = jnp.where(jnp.isfinite(logdensity), logdensity, -jnp.inf)
         return AdaptiveState(
             chains=sampler.state(*chains),
-            scheme=scheme.init(x),
+            scheme=scheme.init(good_draws(chains, find_behind(levels, x.shape[1]))[0]),
             step_size=start_search(jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype)),
             log_factors=jnp.zeros(len(x), x.dtype),
             acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
