@@ -1,4 +1,4 @@
-"""The step size that chains share: sought while it is far off, then followed; by their acceptance, without any kernel."""
+"""The step size that chains share: sought while it is far off, then followed, by their acceptance; without a kernel."""
 
 import math
 from typing import NamedTuple
