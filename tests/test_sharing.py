@@ -406,7 +406,8 @@ def test_a_sampler_in_use_does_not_pass_its_old_data_to_a_new_one():
 
     def one_step(sampler, dim):
         state = sampler.init(jnp.zeros((1, dim)))
-        state, _ = sampler.step(jax.random.key(0), state._replace(log_sigma=jnp.asarray(-10.0)))  # is accepted
+        step_size = state.step_size._replace(log_sigma=jnp.asarray(-10.0))  # is accepted
+        state, _ = sampler.step(jax.random.key(0), state._replace(step_size=step_size))
         return float(state.chains.logdensity[0])
 
     old = hm.adaptive_mala(model, hm.none(), num_chains=1)

@@ -132,10 +132,13 @@ def test_counters_stop_at_their_last_number(name):
 
 def test_the_counter_of_adaptive_steps_stops_at_its_last_number():
     sampler = hm.adaptive_mala(gaussian, hm.diagonal(), 2)
-    state = sampler.init(starts())._replace(count=jnp.int32(LAST - 1))
+    state = sampler.init(starts())
+    step_size = state.step_size._replace(count=jnp.int32(LAST - 1))
+    state = state._replace(step_size=step_size, num_steps=jnp.int32(LAST - 1))
     for seed in range(3):
         state, _ = sampler.step(jax.random.key(seed), state)
-    assert state.count == LAST and abs(state.log_sigma - sampler.init(starts()).log_sigma) < 1e-5
+    assert state.step_size.count == state.num_steps == LAST
+    assert abs(state.log_sigma - sampler.init(starts()).log_sigma) < 1e-5
 
 
 def test_without_jit_and_with_nan_checks():

@@ -151,7 +151,7 @@ def _start(logdensity_fn, scheme, sampler):
         levels = jnp.where(jnp.isfinite(logdensity), logdensity, -jnp.inf)
         return AdaptiveState(
             chains=sampler.state(*chains),
-            scheme=scheme.init(x),
+            scheme=scheme.init(good_draws(chains, find_behind(levels, x.shape[1]))[0]),
             step_size=start_search(jnp.asarray(jnp.log(0.5) - jnp.log(x.shape[1]) / 4, x.dtype)),
             log_factors=jnp.zeros(len(x), x.dtype),
             acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
@@ -207,7 +207,7 @@ def build_kernel(
             is_late,
         )
         chains, levels = _moved((chains, levels), is_moved, to=~is_behind)
-        was_behind, is_behind = is_behind, is_behind & ~is_moved
+        were_behind, is_behind = is_behind, is_behind & ~is_moved
 
         # 3. The step size follows the acceptance of the others.
         errors = info.acceptance_rate.astype(levels.dtype) - target_acceptance_rate
@@ -217,7 +217,8 @@ def build_kernel(
 
         # 4. The learner learns from them, and starts anew while they climb.
         draws = good_draws(chains, is_behind)
-        climb, has_begun = state.climb.watch(chains.logdensity, was_behind, dim, state.num_steps, is_early)
+        were_behind |= state.lag.num_steps > 0  # so that a leap from there to the others is no climb
+        climb, has_begun = state.climb.watch(chains.logdensity, were_behind, dim, state.num_steps, is_early)
         climb, has_begun = jax.tree.map(partial(jnp.where, is_learning), (climb, has_begun), (state.climb, False))
 
         def learn(learner):

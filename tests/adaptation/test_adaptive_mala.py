@@ -75,7 +75,7 @@ def test_step_compiles_once(scheme):
 def test_one_step_is_algorithm_2_and_then_algorithm_1():
     """MALA with the map and step size of the state, then the learner sees the new positions, then log sigma moves.
 
-    Its gains decay once the acceptance has been on both sides of its target.
+    It is sought until the acceptance has been on both sides of its target; then its gains decay.
     """
     scheme = hm.eigen(2)
     sampler = hm.adaptive_mala(skewed_logdensity, scheme, NUM_CHAINS, target_acceptance_rate=0.6)
@@ -90,13 +90,50 @@ def test_one_step_is_algorithm_2_and_then_algorithm_1():
         chex.assert_trees_all_close(new.chains, chains, rtol=1e-5, atol=1e-6)
         chex.assert_trees_all_close(new.scheme, scheme.update(state.scheme, chains.position), rtol=1e-4, atol=1e-5)
         error = chain_info.acceptance_rate.mean() - 0.6  # no chain is stuck
-        moved = (state.count + 2.0) ** -0.7 * error
+        errors.append(error)
+        has_crossed = np.any(np.sign(errors) != np.sign(errors[0]))
+        count = state.step_size.count
+        assert new.step_size.count == (count + 1 if has_crossed else 0)
+        sought = np.log(4) * error / (0.4 if error > 0 else 0.6)
+        moved = (count + 2.0) ** -0.7 * error if has_crossed else sought
         np.testing.assert_allclose(new.log_sigma - state.log_sigma, moved, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(info.step_size, jnp.exp(2 * state.log_sigma) / 2, rtol=1e-6)
         np.testing.assert_array_equal(info.num_gradients, 1)
-        errors.append(error)
-        assert new.count == (0 if np.all(np.sign(errors) == np.sign(errors[0])) else state.count + 1)
         state = new
+    assert 0 < new.step_size.count < 8
+
+
+def three_modes(x):
+    """N(0, I) and, lower by 1000, N(1000, 20^2 I) and N(-1000, 0.01^2 I): a chain in one of these is behind."""
+    modes = (
+        (jnp.abs(x[0]) < 500, 0.0, 1.0, 0.0),
+        (x[0] >= 500, 1000.0, 20.0, 1000.0),
+        (x[0] <= -500, -1000.0, 0.01, 1000.0),
+    )
+    return sum(jnp.where(is_in, -jnp.sum(((x - mean) / sd) ** 2) / 2 - lower, 0) for is_in, mean, sd, lower in modes)
+
+
+@pytest.mark.parametrize(
+    "scheme", [hm.diagonal(), hm.eigen(2), hm.two_ended(2)], ids=["diagonal", "eigen", "two_ended"]
+)
+def test_a_chain_that_is_behind_changes_nothing_for_the_others(scheme, x64):
+    """Bit for bit, whether its mode is narrow or wide. Its own step size finds its mode's, and it is never moved."""
+    sampler = hm.adaptive_mala(three_modes, scheme, 4)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
+    finals = []
+    for mean, sd in ((1000, 20), (-1000, 0.01)):
+        state = sampler.init(x.at[3].set(mean + sd * x[3]))
+        state, (states, info) = run_inference_algorithm(jax.random.key(0), sampler, 600, initial_state=state)
+        assert np.all(np.abs(state.position[3] - mean) < 6 * sd) and np.all(state.num_moves == 0)
+        assert state.lag.num_steps[3] == 600
+        # its rates are correlated, and its step size does not converge
+        assert abs(np.mean(info.acceptance_rate[300:, 3]) - 0.574) < 0.1
+        assert abs(np.mean(states.log_factors[300:, 3]) - np.log(sd)) < 0.7
+        np.testing.assert_array_equal(states.log_factors[:, :3], 0)
+        others = jax.tree.map(lambda leaf: leaf[:3], state.chains)
+        finals.append((others, state.scheme, state.step_size, state.acceptance_rate[:3], state.climb.steps_learnt))
+    chex.assert_trees_all_equal(*finals)
+    assert finals[0][-1] == 600
 
 
 def test_positions_are_pytrees():

@@ -11,7 +11,7 @@ from targets import skewed_logdensity
 import householder_mcmc as hm
 from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.samplers import SAMPLERS
-from householder_mcmc.adaptation.warmup import _Climb, _learning_gain, _one_step, _start
+from householder_mcmc.adaptation.warmup import _learning_gain, _one_step, _start
 from householder_mcmc.mcmc.chains import run_chains
 
 DIM, NUM_CHAINS = 5, 4
@@ -65,7 +65,7 @@ def test_trajectories_grow_while_the_map_is_learnt():
         hm.none(),
         NUM_CHAINS,
         target_acceptance_rate=0.99,
-        keep=lambda state, info: (state.count, info.num_gradients, info.step_size),
+        keep=lambda state, info: (state.step_size.count, info.num_gradients, info.step_size),
     )
     _, info = warmup.run(jax.random.key(0), starts(), num_steps=400)
     count, num_gradients, step_size = info.history
@@ -111,74 +111,6 @@ def test_num_learnt_is_the_number_of_updates_since_the_last_start(size, num_step
     assert low <= info.num_learnt <= high
 
 
-def climb(level=0.0, resets_left=0, steps_learnt=50):
-    return _Climb(jnp.atleast_1d(jnp.asarray(level, float)), jnp.asarray(resets_left), jnp.asarray(steps_learnt))
-
-
-@pytest.mark.parametrize(
-    "dim, count, limit",
-    [
-        (100, 0, 70),  # the first half of 400 steps: 6 sqrt(d) + 10
-        (100, 199, 70),
-        (100, 200, 110),  # then d + 10
-        (100, 399, 110),
-        (10_000, 199, 610),
-        (10_000, 200, 10_010),
-        (9, 0, 19),  # below d = 36 that is less than 6 sqrt(d) + 10
-        (9, 200, 19),
-        (36, 0, 46),
-    ],
-)
-def test_a_climb_is_a_rise_beyond_what_draws_differ_by(dim, count, limit):
-    for rise, expected in ((limit - 0.5, False), (limit + 0.5, True)):
-        # of one chain of three, from a level of its own
-        start = climb([-1000.0, 0.0, 5.0])
-        new, has_begun = start.watch(start.level + jnp.array([0, rise, -1e6]), dim, jnp.asarray(count), 400)
-        assert has_begun == expected
-        assert new.resets_left == (10 if expected else 0) and new.steps_learnt == (0 if expected else 51)
-        np.testing.assert_allclose(new.level, [-1000, rise, -999_995] if expected else [-1000, 0, 5])
-
-
-@pytest.mark.parametrize(
-    "count, steps_learnt, expected", [(99, 0, True), (100, 20, False), (100, 21, True), (5000, 20, False)]
-)
-def test_from_step_100_on_a_climb_waits_for_20_steps_of_learning(count, steps_learnt, expected):
-    _, has_begun = climb(steps_learnt=steps_learnt).watch(jnp.array([1e6]), 4, jnp.asarray(count), 10_000)
-    assert has_begun == expected
-
-
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
-def test_a_level_that_is_not_finite_is_replaced_by_the_first_log_density(value):
-    """That is no climb, however far it rises; from there on it may become one."""
-    start = climb([value, 0.0])
-    first, has_begun = start.watch(jnp.array([-1e5, 3.0]), 4, jnp.asarray(0), 100)
-    assert not has_begun and first.steps_learnt == 51
-    np.testing.assert_array_equal(first.level, [-1e5, 0])
-    second, has_begun = first.watch(jnp.array([-9e4, 3.0]), 4, jnp.asarray(1), 100)
-    assert has_begun
-    np.testing.assert_array_equal(second.level, [-9e4, 3])
-
-
-@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
-def test_a_log_density_that_is_not_finite_is_no_climb(value):
-    _, has_begun = climb().watch(jnp.array([value]), 4, jnp.asarray(0), 100)
-    assert not has_begun
-
-
-def test_a_climb_resets_ten_times_and_then_counts_each_step():
-    """It begins at step 3, is at its level at steps 3 to 12, and again begins at step 20."""
-    logdensity = np.r_[np.zeros(3), 100 + np.arange(17), np.full(20, 500.0)]
-    state, found = climb(steps_learnt=0), []
-    for count, value in enumerate(logdensity):
-        state, has_begun = state.watch(jnp.array([value]), 4, jnp.asarray(count), 1000)
-        found.append((bool(has_begun), int(state.resets_left), int(state.steps_learnt), float(state.level[0])))
-    begun, resets_left, steps_learnt, level = map(list, zip(*found, strict=True))
-    assert [step for step, begins in enumerate(begun) if begins] == [3, 20]
-    assert resets_left == [0] * 3 + [*range(10, 0, -1)] + [0] * 7 + [*range(10, 0, -1)] + [0] * 10
-    assert steps_learnt == [1, 2, 3] + [0] * 10 + [*range(1, 8)] + [0] * 10 + [*range(1, 11)]
-    assert level == [0] * 3 + [*range(100, 110)] + [109] * 7 + [500] * 20
-
-
 def test_the_gain_of_the_step_size_has_a_floor_while_the_map_is_learnt():
     """(t + 2)^(-0.7) at first; 0.1 from t = 25 on, so that the step size follows the map."""
     gains = [_learning_gain(count) for count in (0, 8, 24, 25, 1000, 10**6)]
@@ -198,29 +130,63 @@ def wide(x):
     return -jnp.sum(x**2) / 200
 
 
-def made_state(num_steps, rise=0.0, **adaptive_fields):
+def made_state(num_steps, rise=0.0, **step_size):
     """After some steps, at a log-density that is higher by `rise` than where the learner last started."""
     state = _start(adaptive.init(starts(), wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS))
-    fields = {name: jnp.asarray(value, getattr(state.adaptive, name).dtype) for name, value in adaptive_fields.items()}
-    return state._replace(
-        adaptive=state.adaptive._replace(**fields),
-        climb=state.climb._replace(level=state.climb.level - rise, steps_learnt=jnp.asarray(num_steps, jnp.int32)),
-        count=jnp.asarray(num_steps, jnp.int32),
+    learnt = state.adaptive
+    fields = {name: jnp.asarray(value, getattr(learnt.step_size, name).dtype) for name, value in step_size.items()}
+    learnt = learnt._replace(
+        step_size=learnt.step_size._replace(**fields),
+        climb=learnt.climb._replace(levels=learnt.climb.levels - rise, steps_learnt=jnp.asarray(num_steps, jnp.int32)),
+        num_steps=jnp.asarray(num_steps, jnp.int32),
     )
+    return state._replace(adaptive=learnt, count=jnp.asarray(num_steps, jnp.int32))
 
 
 @pytest.mark.parametrize("rise", [0.0, 1000.0])
 def test_where_a_climb_begins_the_step_size_is_sought_anew(rise):
     """The side of the acceptance and the count of its gain start again, as the learner does."""
     new = one_step(jax.random.key(0), made_state(250, rise, first_error_sign=1, count=77))
-    assert (new.adaptive.first_error_sign, new.adaptive.count) == ((0, 0) if rise else (1, 78))
-    assert (new.climb.resets_left, new.climb.steps_learnt) == ((10, 0) if rise else (0, 251))
-    assert new.count == 251
+    learnt = new.adaptive
+    assert (learnt.step_size.first_error_sign, learnt.step_size.count) == ((0, 0) if rise else (1, 78))
+    assert (learnt.climb.resets_left, learnt.climb.steps_learnt) == ((10, 0) if rise else (0, 251))
+    assert new.count == learnt.num_steps == 251
 
 
-def test_no_climb_begins_in_the_last_phase():
-    before = made_state(NUM_LEARNING + 5, 1000.0)
-    chex.assert_trees_all_equal(one_step(jax.random.key(0), before).climb, before.climb)
+@pytest.mark.parametrize("count, rise, is_reset", [(199, 14.9, False), (199, 15.1, True), (250, 15.1, True)])
+def test_a_climb_is_a_rise_of_more_than_15_in_five_dimensions(count, rise, is_reset):
+    """Of a chain that accepts nothing, because its step is so long: it stays where it is."""
+    new = one_step(jax.random.key(0), made_state(count, rise, log_sigma=20.0)).adaptive
+    np.testing.assert_array_equal(new.position, starts())
+    assert (new.climb.resets_left > 0) == is_reset
+
+
+def test_no_climb_and_no_search_begin_in_the_last_phase():
+    before = made_state(NUM_LEARNING + 5, 1000.0, log_sigma=20.0, count=77, recent_error=-0.8)
+    after = one_step(jax.random.key(0), before)
+    chex.assert_trees_all_equal(after.adaptive.climb, before.adaptive.climb)
+    assert after.adaptive.step_size.count == 78
+    in_time = one_step(jax.random.key(0), made_state(250, log_sigma=20.0, count=77, recent_error=-0.8))
+    assert in_time.adaptive.step_size.count == 0
+
+
+@pytest.mark.parametrize(
+    "count, is_moved", [(NUM_LEARNING - 1, True), (NUM_LEARNING, False), (NUM_LEARNING + 5, False)]
+)
+def test_no_chain_is_moved_in_the_last_phase(count, is_moved):
+    """One that has been far below the others for 49 steps."""
+    state = made_state(count)
+    learnt, far = state.adaptive, jnp.zeros((NUM_CHAINS, DIM)).at[2].set(1e4)
+    position = learnt.position + far
+    learnt = learnt._replace(
+        chains=SAMPLERS["hmc"].state(position, jax.vmap(wide)(position), jax.vmap(jax.grad(wide))(position)),
+        levels=jax.vmap(wide)(position),
+        lag=learnt.lag._replace(num_steps=jnp.array([0, 0, 49, 0]), positions=position),
+    )
+    after = one_step(jax.random.key(0), state._replace(adaptive=learnt)).adaptive
+    np.testing.assert_array_equal(after.num_moves, [0, 0, is_moved, 0])
+    assert np.all(after.position[2] == after.position[0]) == is_moved
+    assert (after.position[2, 0] > 1e3) != is_moved
 
 
 def test_no_step_repeats_the_random_numbers_of_another():
@@ -387,3 +353,91 @@ def test_a_sampler_of_the_users_own(dtype):
         for sampler in ("hmc", own)
     ]
     chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-5)
+
+
+# Modes. Two chains start in each of two, or one of four in the lower one
+
+
+def modes(log_heights, means, sds):
+    """Of normal distributions in d = 5 that have these heights."""
+
+    def logdensity(x):
+        parts = [
+            height - jnp.sum(((x - mean) / sd) ** 2) / 2
+            for height, mean, sd in zip(log_heights, means, sds, strict=True)
+        ]
+        return jax.nn.logsumexp(jnp.stack(parts))
+
+    return logdensity
+
+
+def warm_up_in_modes(logdensity, in_second, mean, sd, num_steps=600):
+    """The states of the warm-up at each step, and what it returns; in_second: which chains start in the second mode."""
+    x = starts()
+    x = x.at[jnp.asarray(in_second)].set(mean + sd * x[jnp.asarray(in_second)])
+
+    def keep(state, info):
+        return {
+            "num_moves": state.num_moves,
+            "position": state.position[:, 0],
+            "log_factors": state.log_factors,
+            "acceptance_rate": info.acceptance_rate,
+        }
+
+    warmup = hm.warmup(logdensity, hm.two_ended(), NUM_CHAINS, keep=keep)
+    (state, parameters), info = warmup.run(jax.random.key(2), x, num_steps)
+    assert 0.3 < parameters["step_size"] < 3
+    return state, parameters, info
+
+
+@pytest.mark.parametrize("in_second", [(2, 3), (0,)])
+@pytest.mark.parametrize("sd, log_height", [(1.0, 0.0), (1.0, -5.0), (100.0, -5 * np.log(100))])
+def test_no_chain_leaves_a_mode_that_holds_mass(in_second, sd, log_height):
+    """Of the same height or 150 times lower; or lower by 5 log 100 = 23, and so wide that it holds as much."""
+    mean = 2000.0
+    logdensity = modes((0.0, log_height), (0.0, mean), (1.0, sd))
+    state, _, info = warm_up_in_modes(logdensity, in_second, mean, sd)
+    is_in_second = np.isin(np.arange(4), in_second)
+    np.testing.assert_array_equal(info.history["num_moves"], 0)
+    np.testing.assert_array_equal(state.position[:, 0] > 1000, is_in_second)
+    np.testing.assert_array_equal(info.history["position"] > 1000, np.tile(is_in_second, (540, 1)))
+    np.testing.assert_array_equal(info.is_behind, is_in_second & (sd > 1))
+    np.testing.assert_allclose(info.acceptance_rate, 0.8, atol=0.2) if sd == 1 else None
+
+
+@pytest.mark.parametrize("sd, log_height", [(1.0, -1e6), (0.01, -1e6), (0.01, -40.0)])
+def test_a_chain_in_a_mode_without_mass_is_moved_once(sd, log_height):
+    """After 50 steps behind and 50 of learning. Nothing is learnt from where it was."""
+    mean = 2000.0
+    logdensity = modes((0.0, log_height), (0.0, mean), (1.0, sd))
+    state, parameters, info = warm_up_in_modes(logdensity, (1,), mean, sd)
+    np.testing.assert_array_equal(info.history["num_moves"][-1], [0, 1, 0, 0])
+    step = int(np.argmax(info.history["num_moves"][:, 1]))
+    assert 49 <= step <= 150 and info.history["position"][step, 1] == info.history["position"][step, 0]
+    assert np.all(np.abs(state.position) < 10) and not np.any(info.is_behind)
+    assert info.num_learnt == 540
+    np.testing.assert_allclose(jnp.diag(parameters["inverse_mass_matrix"].to_dense()), 1, atol=0.3)
+
+
+def test_a_chain_that_hangs_on_a_plateau_is_moved():
+    """10^6 below the others there is no gradient, as far as it may go: it does not find back."""
+
+    def logdensity(x):
+        return jnp.maximum(-jnp.sum(x**2) / 2, -1e6)
+
+    state, parameters, info = warm_up_in_modes(logdensity, (1,), 1e5, 1.0)
+    assert info.history["num_moves"][-1, 1] == 1 and np.sum(info.history["num_moves"][-1]) == 1
+    assert np.all(np.abs(state.position) < 10) and not np.any(info.is_behind)
+    assert info.num_learnt == 540
+
+
+def test_a_chain_that_is_behind_is_named_and_left_out():
+    """It has no time to be moved, and finds the step size of its mode, a hundredth of that of the others."""
+    mean, sd = 2000.0, 0.01
+    logdensity = modes((0.0, -40.0), (0.0, mean), (1.0, sd))
+    state, parameters, info = warm_up_in_modes(logdensity, (1,), mean, sd, num_steps=54)
+    np.testing.assert_array_equal(info.is_behind, [False, True, False, False])
+    np.testing.assert_array_equal(info.history["num_moves"], 0)
+    assert abs(np.mean(info.history["log_factors"][-20:, 1]) - np.log(0.01)) < 1.5
+    np.testing.assert_array_equal(info.history["log_factors"][:, [0, 2, 3]], 0)
+    assert np.all(np.abs(state.position[1] - mean) < 1)
