@@ -3,6 +3,7 @@
 Source: Hird & Livingstone (2026). The adaptive step is their Algorithm 1; the sampler of theirs is MALA, Algorithm 2.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,8 +36,11 @@ __all__ = [
 # The share of the search that a chain which is behind makes alone: its own rate varies more than the mean of all.
 _ALONE = 0.5
 
-# From so many steps of learning on the map tells how far a chain is from the others.
-_KNOWN = 50
+# It changes by no more than this factor, so that a chain on a plateau does not leave what floating point can represent.
+_MOST_ALONE = 1e10
+
+# From so many steps of learning on the map tells how wide a mode is: four blocks of `two_ended`. Chosen.
+_KNOWN = 40
 
 # Steps that the running means of the chains' acceptance rates remember. Rates have a standard deviation of 0.35 or
 # less, so such a mean has a standard error of 0.035, five of which fit between the target and the share below.
@@ -214,6 +218,7 @@ def build_kernel(
         weights = weigh(state.acceptance_rate, jax.vmap(is_finite)(chains) & ~is_behind, target_acceptance_rate)
         step_size = state.step_size.follow(errors, weights, target_acceptance_rate, step_size_gain, is_learning)
         log_factors = state.log_factors + _ALONE * search_move(errors, target_acceptance_rate)
+        log_factors = jnp.clip(log_factors, -math.log(_MOST_ALONE), math.log(_MOST_ALONE))
 
         # 4. The learner learns from them, and starts anew while they climb.
         draws = good_draws(chains, is_behind)

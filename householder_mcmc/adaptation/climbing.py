@@ -86,9 +86,10 @@ def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
     gap (num_chains,): of the log-density, below that of the others. moved (num_chains, d): way in 50 steps.
     preconditioner: of the others.
     """
-    dim = moved.shape[1]
-    widths_squared = jnp.sum(jax.vmap(preconditioner.solve)(moved) ** 2, axis=1) / (2 * dim)
-    log_volume = dim / 2 * jnp.log(widths_squared)
+    dim, z = moved.shape[1], jax.vmap(preconditioner.solve)(moved)
+    largest = jnp.max(jnp.abs(z), axis=1)  # squares may overflow
+    rest = jnp.sum((z / jnp.where(largest > 0, largest, 1)[:, None]) ** 2, axis=1) / (2 * dim)
+    log_volume = dim * (jnp.log(largest) + jnp.log(rest) / 2)
     return gap > dim + _RISE + jnp.maximum(log_volume, 0)
 
 

@@ -70,10 +70,11 @@ def test_trajectories_grow_while_the_map_is_learnt():
     _, info = warmup.run(jax.random.key(0), starts(), num_steps=400)
     count, num_gradients, step_size = info.history
     most = 1 + np.append(0, count[:-1]) // 8
-    quarter = np.round(1.25 * np.pi / 2 / np.asarray(step_size))
+    shortest, quarter = (np.round(part * np.pi / 2 / np.asarray(step_size)) for part in (0.75, 1.25))
     assert np.all(num_gradients <= np.minimum(most, quarter)[:, None])
-    assert np.all(num_gradients[most < 4] == most[most < 4, None]) and quarter.min() > 4
-    assert count[-1] > 300 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
+    is_short = most < shortest
+    assert np.all(num_gradients[is_short] == most[is_short, None]) and set(most[is_short]) >= {1, 2}
+    assert count[-1] > 30 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
 
 
 def test_far_starts_of_unscaled_coordinates(dtype):
@@ -96,16 +97,17 @@ def test_far_starts_of_unscaled_coordinates(dtype):
     positions = jax.random.uniform(jax.random.key(1), (4, 25), dtype, -2, 2)
     (state, parameters), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(2), positions, 1000)
     assert parameters["step_size"] > 0.3
-    assert 450 < info.num_learnt < 900
+    assert 450 < info.num_learnt <= 900
     assert jnp.ptp(state.logdensity) < 30
 
 
-@pytest.mark.parametrize("size, num_steps, low, high", [(1, 100, 90, 90), (1e4, 30, 1, 9), (1e4, 300, 100, 260)])
+@pytest.mark.parametrize("size, num_steps, low, high", [(1, 100, 90, 90), (1e4, 30, 0, 9), (1e4, 300, 100, 260)])
 def test_num_learnt_is_the_number_of_updates_since_the_last_start(size, num_steps, low, high):
     """A start in equilibrium is the only one; a warm-up that is too short ends on its way; one that is long enough has
     some steps left. The learner's own count says how many."""
     warmup = hm.warmup(lambda x: -jnp.sum(x**2) / 2, hm.diagonal(), keep=lambda state, info: state.scheme.count)
     near = jax.random.normal(jax.random.key(0), (4, 5))
+    near *= 2 / jnp.linalg.norm(near, axis=1, keepdims=True)  # log-densities are alike: no chain arrives before
     _, info = warmup.run(jax.random.key(1), size * near, num_steps)
     assert info.num_learnt == info.history[-1]
     assert low <= info.num_learnt <= high
@@ -123,7 +125,7 @@ NUM_LEARNING = 400
 @jax.jit
 def one_step(key, state):
     """A step of a warm-up of 400 steps of learning, and some of tuning, on N(0, 100 I)."""
-    return _one_step(key, state, wide, hm.none(), SAMPLERS["hmc"], 0.8, NUM_LEARNING)[0]
+    return _one_step(key, state, wide, hm.none(), SAMPLERS["hmc"], 0.8)[0]
 
 
 def wide(x):
@@ -132,7 +134,7 @@ def wide(x):
 
 def made_state(num_steps, rise=0.0, **step_size):
     """After some steps, at a log-density that is higher by `rise` than where the learner last started."""
-    state = _start(adaptive.init(starts(), wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS))
+    state = _start(adaptive.init(starts(), wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS), NUM_LEARNING)
     learnt = state.adaptive
     fields = {name: jnp.asarray(value, getattr(learnt.step_size, name).dtype) for name, value in step_size.items()}
     learnt = learnt._replace(
