@@ -235,7 +235,7 @@ def test_a_chain_that_has_been_behind_for_50_steps_takes_the_state_of_another(op
 
 
 def test_no_chain_is_moved_before_the_map_is_known():
-    for steps_learnt, is_moved in ((49, False), (50, True)):
+    for steps_learnt, is_moved in ((39, False), (40, True)):
         state = run([behind()])[-1]
         state = state._replace(
             lag=Lag(jnp.array([0, 0, 0, 49]), state.lag.positions),
