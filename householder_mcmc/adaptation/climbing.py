@@ -36,6 +36,9 @@ _FRONT_PART = 4
 # Log-densities of 32 bits at -1e9 are known to 64: levels nearer than this many units of rounding are equal.
 _ROUNDING = 8
 
+# Widths of more than this, in units of the map, are those of a plateau without end. Their squares are finite.
+_WIDEST = 1e15
+
 # Steps that a chain must have been behind before it is judged by how far it has moved.
 _PATIENCE = 50
 
@@ -86,10 +89,12 @@ def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
     gap (num_chains,): of the log-density, below that of the others. moved (num_chains, d): way in 50 steps.
     preconditioner: of the others.
     """
-    dim, z = moved.shape[1], jax.vmap(preconditioner.solve)(moved)
-    largest = jnp.max(jnp.abs(z), axis=1)  # squares may overflow
-    rest = jnp.sum((z / jnp.where(largest > 0, largest, 1)[:, None]) ** 2, axis=1) / (2 * dim)
-    log_volume = dim * (jnp.log(largest) + jnp.log(rest) / 2)
+    dim = moved.shape[1]
+    if not hasattr(preconditioner, "solve"):  # a map of the user's own may lack it; no chain is moved then
+        return jnp.zeros(gap.shape, bool)
+    moved = jnp.clip(jax.vmap(preconditioner.solve)(moved), -_WIDEST, _WIDEST)
+    widths_squared = jnp.sum(moved**2, axis=1) / (2 * dim)
+    log_volume = dim / 2 * jnp.log(widths_squared)
     return gap > dim + _RISE + jnp.maximum(log_volume, 0)
 
 

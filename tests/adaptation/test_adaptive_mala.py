@@ -1,5 +1,7 @@
 """Adaptive MALA: the loop, its input checks, its cost in memory and compilations."""
 
+from typing import NamedTuple
+
 import blackjax
 import chex
 import jax
@@ -134,6 +136,30 @@ def test_a_chain_that_is_behind_changes_nothing_for_the_others(scheme, x64):
         finals.append((others, state.scheme, state.step_size, state.acceptance_rate[:3], state.climb.steps_learnt))
     chex.assert_trees_all_equal(*finals)
     assert finals[0][-1] == 600
+
+
+class OwnMap(NamedTuple):
+    """A map of the user's own, with no more than `hm.Preconditioner` asks for."""
+
+    scales: jax.Array
+
+    def apply(self, z):
+        return self.scales * z
+
+    def apply_transpose(self, g):
+        return self.scales * g
+
+    def to_dense(self):
+        return jnp.diag(self.scales)
+
+
+def test_a_map_of_the_users_own():
+    scales = jnp.arange(1.0, DIM + 1)
+    ends = []
+    for preconditioner in (OwnMap(scales), hm.Diagonal(scales)):
+        sampler = hm.adaptive_mala(skewed_logdensity, hm.fixed(preconditioner), NUM_CHAINS)
+        ends.append(sampler.step(jax.random.key(0), sampler.init(starts()))[0].position)
+    np.testing.assert_allclose(*ends, rtol=1e-5)
 
 
 def test_positions_are_pytrees():

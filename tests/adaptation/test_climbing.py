@@ -147,6 +147,17 @@ def test_a_chain_that_is_not_finite_or_has_not_moved():
     )
 
 
+def test_a_way_whose_square_is_no_number_is_judged_by_the_widest_mode_that_counts(dtype):
+    """A width of 1e15: d log 1e15 = 173 for d = 5."""
+    for length in (1e25, 1e38, jnp.inf):
+        moved = jnp.full((1, 5), length, dtype)
+        assert is_negligible(1e6, moved, jnp.ones(5, dtype)) and not is_negligible(150.0, moved, jnp.ones(5, dtype))
+
+
+def test_without_the_inverse_of_a_map_no_mode_is_negligible():
+    assert not np.any(are_negligible(jnp.full(2, 1e9), jnp.ones((2, 3)), preconditioner=object()))
+
+
 # Climbs
 
 

@@ -70,11 +70,10 @@ def test_trajectories_grow_while_the_map_is_learnt():
     _, info = warmup.run(jax.random.key(0), starts(), num_steps=400)
     count, num_gradients, step_size = info.history
     most = 1 + np.append(0, count[:-1]) // 8
-    shortest, quarter = (np.round(part * np.pi / 2 / np.asarray(step_size)) for part in (0.75, 1.25))
-    assert np.all(num_gradients <= np.minimum(most, quarter)[:, None])
-    is_short = most <= shortest
-    assert np.all(num_gradients[is_short] == most[is_short, None]) and set(most[is_short]) >= {1, 2}
-    assert count[-1] > 30 and np.any(num_gradients[-100:] > quarter[-100:, None] - 2)
+    shortest, longest = (np.round(part * np.pi / 2 / np.asarray(step_size)) for part in (0.75, 1.25))
+    assert np.all(num_gradients <= np.minimum(most, longest)[:, None])
+    assert np.all(num_gradients >= np.minimum(most, shortest)[:, None]) and shortest.min() > 1
+    assert count[-1] > 300 and np.any(num_gradients[-100:] > longest[-100:, None] - 2)
 
 
 def test_far_starts_of_unscaled_coordinates(dtype):
@@ -101,7 +100,7 @@ def test_far_starts_of_unscaled_coordinates(dtype):
     assert jnp.ptp(state.logdensity) < 30
 
 
-@pytest.mark.parametrize("size, num_steps, low, high", [(1, 100, 90, 90), (1e4, 30, 1, 15), (1e4, 300, 100, 260)])
+@pytest.mark.parametrize("size, num_steps, low, high", [(1, 100, 90, 90), (1e4, 20, 1, 9), (1e4, 300, 100, 260)])
 def test_num_learnt_is_the_number_of_updates_since_the_last_start(size, num_steps, low, high):
     """A start in equilibrium is the only one; a warm-up that is too short ends on its way; one that is long enough has
     some steps left. The learner's own count says how many."""

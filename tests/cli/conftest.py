@@ -57,6 +57,7 @@ def made_run(monkeypatch):
                 num_nonfinite=jnp.array([2, 0]),
                 num_gradients=jnp.array([300, 500]),
                 num_learnt=jnp.array(10),
+                is_behind=jnp.zeros(2, bool),
                 history=None,
             )
             return (state, parameters), info
