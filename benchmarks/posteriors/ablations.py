@@ -95,7 +95,8 @@ REFRESH = {
 
 WARMUP_TARGETS = ("second Gaussian, d = 100", "diamonds, d = 26", "log-Gaussian Cox process, d = 102")
 WARMUP_GRADIENTS = 30_000
-# Constants of `adaptation.warmup` and `adaptation.adaptive`, and other values of them.
+_WARMUP_MODULES = ("warmup", "adaptive", "climbing", "step_size")
+# Constants of the warm-up, and other values of them.
 WARMUP = {
     "warm-up as it is": {},
     **{f"_RISE {value}": {"_RISE": value} for value in (0, 30)},
@@ -103,6 +104,8 @@ WARMUP = {
     **{f"_RESETS {value}": {"_RESETS": value} for value in (1, 30)},
     **{f"_SLOW {value}": {"_SLOW": value} for value in (20, 500)},
     **{f"_SPELL {value}": {"_SPELL": value} for value in (5, 80)},
+    **{f"_SEARCH {value}": {"_SEARCH": value} for value in (1.2, 16.0)},
+    **{f"_FEWEST_RATES {value}": {"_FEWEST_RATES": value} for value in (8, 128)},
     **{f"_GROWTH {value}": {"_GROWTH": value} for value in (2, 32)},
     **{f"_SMALLEST_LEARNING_GAIN {value}": {"_SMALLEST_LEARNING_GAIN": value} for value in (0.0, 0.03, 0.3)},
     "_TUNING_GAIN t^-0.7": {"_TUNING_GAIN": hm.power_decay(0.7, offset=1.0)},
@@ -117,7 +120,7 @@ WARMUP = {
 @contextlib.contextmanager
 def with_constants(changes: dict):
     """A context in which constants of the warm-up have other values."""
-    modules = [import_module(f"householder_mcmc.adaptation.{name}") for name in ("warmup", "adaptive")]
+    modules = [import_module(f"householder_mcmc.adaptation.{name}") for name in _WARMUP_MODULES]
     with contextlib.ExitStack() as stack:
         for name, value in changes.items():
             (module,) = (module for module in modules if hasattr(module, name))

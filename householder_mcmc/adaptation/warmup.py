@@ -1,9 +1,10 @@
 """Adapt, then freeze: a BlackJAX `AdaptationAlgorithm`.
 
-Two phases: for nine tenths of the steps map and step size are learnt; in the last tenth the map is frozen, and the step
-size is tuned for the sampler that will use it. `_Climb` watches whether chains are still on their way up from a far
-start, `_Tuning` what the last phase finds. Both phases are the same `_one_step`, so that where the sampler is the
-learner's own one scan makes both, and its program has one copy of the kernel and of the log-density.
+Two phases: in the first map and step size are learnt; in the last tenth of the steps the map is frozen, and the step
+size is tuned for the sampler that will use it. Each chain arrives alone (`arrival`), then all learn together
+(`adaptive`), but for those that are behind (`climbing`), until there is enough (`settling`). Both phases are the same
+`_one_step`, so that where the sampler is the learner's own one loop makes both, and its program has one copy of the
+kernel and of the log-density.
 """
 
 import math
@@ -169,6 +170,9 @@ def warmup(
 ) -> Warmup:
     """Learn a preconditioner and a step size from running chains, and return both frozen.
 
+    Starts whose log-densities differ by more than 1000 (or 2 d, if that is more), and the start of a single chain,
+    climb first, each alone, by `arrive`.
+
     The chains run HMC. Trajectories have one leapfrog step at first, which is MALA. Once the acceptance has crossed its
     target they grow by a step at every 8th transition, up to a quarter period, as long as fewer than one in eight ends
     outside the support of the target. Long ones show the learner the wide directions, and are worth their gradients
@@ -176,8 +180,14 @@ def warmup(
 
     A chain is climbing if its log-density rose by more than d + 10 since the learner last started; in the first half,
     where starting anew costs little, by more than min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities
-    differ by d^(1/2), in standard deviation.) The learner then forgets its draws. From step 100 on there is at most one
-    restart in 30 steps, so that a map learnt on the way can shorten the climb.
+    differ by d^(1/2), in standard deviation.) The learner then forgets its draws. From step 100 on half of the chains
+    must climb for that, and there is at most one restart in 30 steps, so that a map learnt on the way can shorten the
+    climb.
+
+    A chain whose log-density is more than d + 10 below that of the others is behind: it has a step size of its own and
+    teaches nothing. If it stays behind for 50 steps, in a place that holds a negligible part of the mass by its height
+    and by the volume it has moved in, it takes the state of another chain: `info.num_moves` says so. A lower mode that
+    is wide enough to hold mass keeps its chains.
 
     The last tenth of the steps runs the sampler that is asked for, keeps the map, and adapts and averages only the step
     size.
@@ -191,23 +201,27 @@ def warmup(
     target_acceptance_rate
         What its step size is tuned to; by default 0.8 for HMC and 0.574 for MALA. While the map is learnt 0.8, or this
         if it is higher.
+    initial
+        A map that is known, in any form that `as_preconditioner` takes: the learner begins with it. `two_ended` can.
     keep
         (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
         grow with `num_steps`.
 
     Returns
     -------
-    Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=2000)` returns ((state, parameters), info):
+    Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=None)` returns ((state, parameters), info):
     states of the sampler with a leading chain axis, its parameters step_size and inverse_mass_matrix (a preconditioner)
-    in a dict, and a `WarmupInfo`.
+    in a dict, and a `WarmupInfo`. Without a number of steps it ends when the step size has settled and the chains
+    agree, see `settling`, after 111 to 10,000 steps. To go on, give `info.last_state` for the positions.
 
     Raises
     ------
     TypeError
         If `sampler` is neither a name nor a `Sampler`; at `run`, if `num_steps` or `num_chains` is no integer.
     ValueError
-        On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps` and what `adaptive_mala`
-        refuses.
+        On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps`, on `keep` without a
+        number of steps, on a state to go on from that is of another scheme or number of chains, on a scheme that cannot
+        begin with a map, and what `adaptive_mala` refuses.
 
     Examples
     --------

@@ -1,0 +1,73 @@
+"""What happened in a warm-up, in words."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import householder_mcmc as hm
+
+
+class Infos(NamedTuple):
+    is_divergent: jax.Array
+
+
+def of_warmup(**fields):
+    """A warm-up of 100 steps of which there is nothing to say, but for some fields."""
+    info = hm.WarmupInfo(
+        acceptance_rate=jnp.full(4, 0.8),
+        num_nonfinite=jnp.zeros(4, int),
+        num_gradients=jnp.full(4, 500),
+        num_steps=jnp.asarray(100),
+        num_learnt=jnp.asarray(90),
+        has_settled=jnp.asarray(True),
+        is_behind=jnp.zeros(4, bool),
+        num_moves=jnp.zeros(4, int),
+        last_state=None,
+        history=None,
+    )
+    return info._replace(**{name: jnp.asarray(value) for name, value in fields.items()})
+
+
+def test_nothing_to_say():
+    infos = Infos(jnp.zeros((10, 4), bool))
+    parameters = {"inverse_mass_matrix": hm.LowRank(jnp.ones(5), jnp.eye(2, 5), jnp.array([100.0, 1.0]))}
+    assert hm.diagnose(of_warmup(), parameters, infos, target_acceptance_rate=0.8) == []
+    assert hm.diagnose(of_warmup(num_learnt=34)) == []
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"num_learnt": 33}, "the map is that of 33 of 100 steps"),
+        ({"has_settled": False}, "had not settled after 100 steps"),
+        ({"is_behind": [False, True, False, True]}, "chains [1, 3] ended the warm-up far below the others"),
+        ({"num_moves": [0, 0, 2, 0]}, "chains [2] were far below the others, in places of negligible mass"),
+        ({"acceptance_rate": [0.8, 0.8, 0.1, 0.8]}, "chains [2] accepted almost nothing"),
+        ({"acceptance_rate": [0.6, 0.6, 0.7, 0.6]}, "the acceptance of the last phase is 0.62, far from its target"),
+    ],
+)
+def test_each_thing_is_said_alone(fields, said):
+    (sentence,) = hm.diagnose(of_warmup(**fields), target_acceptance_rate=0.8)
+    assert said in sentence
+
+
+def test_divergences_and_the_rank():
+    assert hm.diagnose(of_warmup(), info=Infos(jnp.array([[True, False], [True, True]])))[0].startswith(
+        "3 trajectories"
+    )
+    for eigenvalues, is_said in (([100.0, 0.01], True), ([100.0, 1.0], False)):
+        parameters = {"inverse_mass_matrix": hm.LowRank(jnp.ones(5), jnp.eye(2, 5), jnp.array(eigenvalues))}
+        assert any("all 2 directions" in text for text in hm.diagnose(of_warmup(), parameters)) == is_said
+    full = {"inverse_mass_matrix": hm.LowRank(jnp.ones(2), jnp.eye(2), jnp.array([100.0, 0.01]))}
+    assert hm.diagnose(of_warmup(), full) == []
+
+
+def test_of_a_real_warmup():
+    """Without a last phase there is no acceptance to judge; a start that is far and too short a warm-up is named."""
+    warmup = hm.warmup(lambda x: -jnp.sum(x**2) / 2, hm.two_ended())
+    (_, parameters), info = warmup.run(jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 3)), 9)
+    assert hm.diagnose(info, parameters, target_acceptance_rate=0.8) == [
+        "the map, the step size or the chains had not settled after 9 steps."
+    ]
