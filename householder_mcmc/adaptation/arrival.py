@@ -154,10 +154,10 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
     dtype = jnp.result_type(*(leaf for _, leaf in leaves))
     if jnp.finfo(dtype).bits < 32:
         raise TypeError(f"positions must be of at least 32 bits where chains climb, got {dtype}.")
-    positions, info = _arrive(logdensity_fn)(positions)
+    arrived, info = _arrive(logdensity_fn)(positions)
     if is_concrete(info.logdensity) and not jnp.any(jnp.isfinite(info.logdensity)):
         raise ValueError("position, log-density and its gradient must be finite at the start: they are of no chain.")
-    return positions, info
+    return arrived, info
 
 
 @program
