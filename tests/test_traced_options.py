@@ -56,7 +56,7 @@ def test_a_batch_of_adaptive_runs_is_its_members(name, x64):
 def test_a_traced_target_of_a_warmup():
     def step_size(target):
         warmup = hm.warmup(skewed_logdensity, hm.diagonal(), 2, target_acceptance_rate=target)
-        return warmup.run(jax.random.key(0), starts(), 20)[0].parameters["step_size"]
+        return warmup.run(jax.random.key(0), starts(), 200)[0].parameters["step_size"]
 
     batch = jax.vmap(step_size)(VALUES)
     np.testing.assert_allclose(batch, [step_size(float(value)) for value in VALUES], rtol=1e-4)

@@ -131,9 +131,10 @@ def wide(x):
     return -jnp.sum(x**2) / 200
 
 
-def made_state(num_steps, rise=0.0, **step_size):
+def made_state(num_steps, rise=0.0, x=None, **step_size):
     """After some steps, at a log-density that is higher by `rise` than where the learner last started."""
-    state = _start(adaptive.init(starts(), wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS), NUM_LEARNING)
+    start = adaptive.init(starts() if x is None else x, wide, hm.none(), SAMPLERS["hmc"], NUM_CHAINS)
+    state = _start(start, NUM_LEARNING)
     learnt = state.adaptive
     fields = {name: jnp.asarray(value, getattr(learnt.step_size, name).dtype) for name, value in step_size.items()}
     learnt = learnt._replace(
@@ -154,11 +155,15 @@ def test_where_a_climb_begins_the_step_size_is_sought_anew(rise):
     assert new.count == learnt.num_steps == 251
 
 
-@pytest.mark.parametrize("count, rise, is_reset", [(199, 14.9, False), (199, 15.1, True), (250, 15.1, True)])
-def test_a_climb_is_a_rise_of_more_than_15_in_five_dimensions(count, rise, is_reset):
-    """Of a chain that accepts nothing, because its step is so long: it stays where it is."""
-    new = one_step(jax.random.key(0), made_state(count, rise, log_sigma=20.0)).adaptive
-    np.testing.assert_array_equal(new.position, starts())
+@pytest.mark.parametrize(
+    "count, rise, is_reset",
+    [(199, 69.0, False), (199, 71.0, True), (200, 71.0, False), (200, 109.0, False), (200, 111.0, True)],
+)
+def test_a_climb_is_a_smaller_rise_in_the_first_half(count, rise, is_reset):
+    """In d = 100 of 70, then of 110. Chains stay where they are, because their steps are so long."""
+    x = jnp.ones((NUM_CHAINS, 100))
+    new = one_step(jax.random.key(0), made_state(count, rise, x, log_sigma=20.0)).adaptive
+    np.testing.assert_array_equal(new.position, x)
     assert (new.climb.resets_left > 0) == is_reset
 
 
