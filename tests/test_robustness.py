@@ -101,7 +101,8 @@ def test_a_wall_does_not_shrink_the_step_without_end(name, sampler):
     Where trajectories grow and the step falls whatever they meet, it ends at 6e-4, 3e-7 and 2e-9.
     """
     positions = -jnp.abs(jax.random.normal(jax.random.key(0), (4, 3)))
-    (_, parameters), info = hm.warmup(WALLS[name], hm.two_ended(), sampler=sampler).run(jax.random.key(0), positions)
+    warmup = hm.warmup(WALLS[name], hm.two_ended(), sampler=sampler)
+    (_, parameters), info = warmup.run(jax.random.key(0), positions, 2000)
     assert parameters["step_size"] > 0.02 and info.num_gradients.mean() < 10 * 2000
 
 
@@ -128,7 +129,8 @@ def test_step_size_finds_its_value(scale):
 def test_a_stuck_chain_does_not_hide():
     """Chain 0 sits in a well 1000 times narrower than the others'. The step size goes down until it moves.
 
-    Three others that accept all have its acceptance settle near 0.2: 3 (1 - 0.574) = (0.4 / a)^2 (0.574 - a).
+    Three others that accept all have its acceptance settle near 0.2: 3 (1 - 0.574) = (0.4 / a)^2 (0.574 - a). Over the
+    last phase six seeds have 0.151 to 0.164.
     """
 
     def logdensity(x):
@@ -138,7 +140,7 @@ def test_a_stuck_chain_does_not_hide():
     positions = jnp.zeros((4, 2)).at[0].set(100.0)
     warmup = hm.warmup(logdensity, hm.none(), 4, sampler="mala")
     (state, parameters), info = warmup.run(jax.random.key(0), positions, 2000)
-    assert info.acceptance_rate[0] > 0.15
+    assert info.acceptance_rate[0] > 0.13
     assert int(jnp.argmin(info.acceptance_rate)) == 0
     assert parameters["step_size"] < 1e-5
 

@@ -141,7 +141,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         weight = memory / (number.astype(state.mean.dtype) + memory)
 
         # 1. Centre the block by chain.
-        mean = state.mean + weight * (jnp.mean(state.block, axis=1) - state.mean)
+        mean = (1 - weight) * state.mean + weight * jnp.mean(state.block, axis=1)  # of the first block exactly
         block = _centre(state.block, mean)
         rows = tuple(map(_fold, block))
 

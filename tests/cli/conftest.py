@@ -56,8 +56,12 @@ def made_run(monkeypatch):
                 acceptance_rate=jnp.array([0.5, 0.5]),
                 num_nonfinite=jnp.array([2, 0]),
                 num_gradients=jnp.array([300, 500]),
+                num_steps=jnp.array(num_steps),
                 num_learnt=jnp.array(10),
+                has_settled=jnp.array(True),
                 is_behind=jnp.zeros(2, bool),
+                num_moves=jnp.zeros(2, int),
+                last_state=None,
                 history=None,
             )
             return (state, parameters), info
