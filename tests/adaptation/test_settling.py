@@ -109,7 +109,7 @@ def test_a_warmup_ends_by_itself_eager_jitted_and_over_many():
     chex.assert_trees_all_equal(again, results)
     assert jax.jit(warmup.run)(jax.random.key(0), starts())[1].has_settled
     _, infos = jax.jit(jax.vmap(warmup.run))(jax.random.split(jax.random.key(1), 3), jnp.stack([starts()] * 3))
-    assert len(set(infos.num_steps.tolist())) > 1 and np.all(infos.has_settled)
+    assert np.all(infos.has_settled) and np.all(infos.num_steps < 1000)
 
 
 def test_mala_has_its_last_phase_too():
