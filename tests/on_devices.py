@@ -15,7 +15,7 @@ if sys.argv[1:2] == ["join"] and sys.argv[3] != "1":  # before BlackJAX is impor
 
 import householder_mcmc as hm  # noqa: E402
 
-DIM, RANK, NUM_CHAINS, NUM_STEPS = 16384, 5, 16, 20
+DIM, RANK, NUM_CHAINS, NUM_STEPS = 16384, 5, 16, 40
 SCHEMES = {
     "eigen_latest": hm.eigen(RANK, gains=hm.LATEST_GAINS),
     "eigen": hm.eigen(RANK),

@@ -233,14 +233,14 @@ def build_kernel(
         rates = errors + target_acceptance_rate
         new_state = AdaptiveState(
             chains=chains,
-            scheme=only_if(jnp.asarray(is_learning), learn, state.scheme),
+            scheme=learn(state.scheme) if is_learning is True else only_if(is_learning, learn, state.scheme),
             step_size=step_size.seek(has_begun),
             log_factors=jnp.where(is_behind, log_factors, 0),
             acceptance_rate=state.acceptance_rate + (rates - state.acceptance_rate) / _ACCEPTANCE_MEMORY,
             levels=levels,
             lag=lag,
             climb=climb,
-            num_moves=state.num_moves + is_moved,
+            num_moves=state.num_moves + is_moved.astype(jnp.int32),
             num_steps=jnp.asarray(optax.safe_increment(state.num_steps)),
         )
         used, num_gradients = sampler.step_size(jnp.exp(state.log_sigma)), sampler.num_gradients(info)

@@ -251,7 +251,7 @@ def ascend(logdensity_fn: Callable, x: Array) -> tuple[Array, Array, Array, Arra
             step=jnp.where(is_new, 1, climb.step * factor),
             slope=jnp.where(is_new, _dot(best.slope, direction), climb.slope),
             failures=jnp.where(is_new, 0, failures),
-            growth=jnp.where(is_new, 0, climb.growth + is_steep),
+            growth=jnp.where(is_new, 0, climb.growth + is_steep.astype(jnp.int32)),
             power=power,
             steps=steps,
             changes=changes,

@@ -21,8 +21,8 @@ __all__ = ["MOST_STEPS", "Settling"]
 _FIRST_LOOK = 80
 MOST_STEPS = 10_000
 
-# By this much the steps of a look are more than those of the one before.
-_GROWTH = 1.25
+# Each look is later than the one before by this part of its steps.
+_GROWTH = 4
 
 # The largest change of log sigma. Acceptance rates of four chains over 16 steps leave it a standard error of 0.05.
 _LARGEST_CHANGE = 0.15
@@ -85,7 +85,7 @@ class Settling(NamedTuple):
             mean=self.mean + (deviation - self.mean) / num,
             squares=self.squares + (deviation**2 - self.squares) / num,
         )
-        has_rested = (steps_learnt >= num) & ~is_sought
+        has_rested = (steps_learnt.astype(num.dtype) >= num) & ~is_sought
         is_steady = jnp.abs(new.log_sigma - self.previous_log_sigma) < _LARGEST_CHANGE
         agree = _rhat(new, is_counted) < _LARGEST_RHAT
         is_due = count >= self.next_look
@@ -94,7 +94,7 @@ class Settling(NamedTuple):
             return jnp.where(is_due, there, here)
 
         return Settling(
-            next_look=at_look(jnp.ceil(_GROWTH * self.next_look).astype(jnp.int32), self.next_look),
+            next_look=at_look(self.next_look + (self.next_look + _GROWTH - 1) // _GROWTH, self.next_look),
             has_settled=self.has_settled | (is_due & has_rested & is_steady & agree),
             num_steps=at_look(0, num),
             log_sigma=at_look(0, new.log_sigma),
@@ -111,13 +111,13 @@ def _seen(x, logdensity):
 
 def _rhat(settling, is_counted):
     """The largest R-hat of the chains that are counted, (); 1 if there is one."""
-    num_chains = jnp.sum(is_counted)
+    num_chains = jnp.sum(is_counted).astype(settling.mean.dtype)
 
     def total(of_chains):
         return jnp.sum(jnp.where(is_counted[:, None], of_chains, 0), axis=0)
 
     means = settling.center + settling.mean
     within = total(settling.squares - settling.mean**2) / num_chains
-    between = total((means - total(means) / num_chains) ** 2) / jnp.maximum(num_chains - 1, 1)
+    between = total((means - total(means)[None] / num_chains) ** 2) / jnp.maximum(num_chains - 1, 1)
     rhat = jnp.max(jnp.where(between > 0, jnp.sqrt(1 + between / within), 1))
     return jnp.where(num_chains > 1, rhat, 1)

@@ -19,6 +19,9 @@ _SEARCH = 4.0
 _FAR_ABOVE, _FAR_BELOW = 0.75, 0.6
 _FEWEST_RATES = 32
 
+# Nor is it begun before the gain has had this many steps: from 0.62 on they change log sigma by more than log 4.
+_FEWEST_STEPS = 8
+
 # A chain that accepts less than this share of the target counts as stuck.
 _STUCK = 0.7
 
@@ -59,7 +62,7 @@ class StepSize(NamedTuple):
         to log 4 and in full. weights (num_chains,): 0 of chains that do not count.
         """
         dtype = self.log_sigma.dtype
-        error = _mean(errors, weights > 0)
+        error = _mean(errors, (weights > 0).astype(errors.dtype))
         first_error_sign = jnp.where(self.first_error_sign == 0, jnp.sign(error), self.first_error_sign)
         has_crossed = (self.count > 0) | (first_error_sign * error < 0) | ~jnp.asarray(may_search)
         gain_now = jnp.asarray(gain(self.count), dtype)
@@ -67,7 +70,7 @@ class StepSize(NamedTuple):
         lowest = 2 * math.log(jnp.finfo(dtype).eps)  # a shorter step moves nothing that is of size eps or more
 
         # The memory is that of the gain, so that one which decays ends all searches.
-        memory = jnp.maximum(_FEWEST_RATES / len(errors), 1 / gain_now)
+        memory = jnp.maximum(max(_FEWEST_RATES / len(errors), _FEWEST_STEPS), 1 / gain_now)
         recent_error = self.recent_error + (error - self.recent_error) / memory
         is_far = (recent_error > _FAR_ABOVE * (1 - target)) | (recent_error < -_FAR_BELOW * target)
         followed = StepSize(

@@ -322,7 +322,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
             "step_size": sampler.step_size(jnp.exp(tuning.average_log_sigma)),
             "inverse_mass_matrix": scheme.preconditioner(learnt.scheme),
         }
-        num_tuning = state.count - state.num_learning
+        num_tuning = (state.count - state.num_learning).astype(tuning.total_rate.dtype)
         info = WarmupInfo(
             acceptance_rate=jnp.where(num_tuning > 0, tuning.total_rate / num_tuning, jnp.nan),
             num_nonfinite=state.totals.num_nonfinite,
