@@ -233,7 +233,9 @@ def build_kernel(
         rates = errors + target_acceptance_rate
         new_state = AdaptiveState(
             chains=chains,
-            scheme=learn(state.scheme) if is_learning is True else only_if(is_learning, learn, state.scheme),
+            scheme=learn(state.scheme)
+            if is_learning is True
+            else only_if(jnp.asarray(is_learning), learn, state.scheme),
             step_size=step_size.seek(has_begun),
             log_factors=jnp.where(is_behind, log_factors, 0),
             acceptance_rate=state.acceptance_rate + (rates - state.acceptance_rate) / _ACCEPTANCE_MEMORY,
