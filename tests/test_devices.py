@@ -63,7 +63,8 @@ def test_sharded_chains():
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
     assert found["frozen"] == {"always": [], "at times": []}
     learning = found["adaptive"]["eigen_latest"]
-    assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM and not learning["at times"]
+    assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM
+    assert sum(sizes(learning["at times"])) <= DIM  # the mean of the chains, where the learner starts anew
     assert max(sizes(learning["always"])) < NUM_CHAINS * DIM
 
 
