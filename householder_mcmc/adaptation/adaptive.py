@@ -198,10 +198,10 @@ def build_kernel(
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors)
 
         # 2. Who is behind, and whether it is worth waiting for.
-        dim = dimension(chains)
+        x = ravel_chains(chains.position)
+        dim = x.shape[1]
         levels = follow_levels(state.levels, chains.logdensity, dim)
         is_behind = find_behind(levels, dim)
-        x = ravel_chains(chains.position)
         lag, is_late = state.lag.follow(x, is_behind)
         is_late &= may_move & (state.climb.steps_learnt >= _KNOWN)
         gap = find_front(levels) - levels
@@ -230,12 +230,14 @@ def build_kernel(
             learner = scheme.update(learner, *draws)
             return only_if(climb.resets_left > 0, lambda learner: scheme.start_anew(learner, draws[0]), learner)
 
+        # A learner that always learns is no loop, so that over many devices it says what it says at every step.
+        always = is_learning is True
+        learner = learn(state.scheme) if always else only_if(jnp.asarray(is_learning), learn, state.scheme)
+
         rates = errors + target_acceptance_rate
         new_state = AdaptiveState(
             chains=chains,
-            scheme=learn(state.scheme)
-            if is_learning is True
-            else only_if(jnp.asarray(is_learning), learn, state.scheme),
+            scheme=learner,
             step_size=step_size.seek(has_begun),
             log_factors=jnp.where(is_behind, log_factors, 0),
             acceptance_rate=state.acceptance_rate + (rates - state.acceptance_rate) / _ACCEPTANCE_MEMORY,
