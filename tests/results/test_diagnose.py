@@ -45,7 +45,7 @@ def test_nothing_to_say():
         ({"is_behind": [False, True, False, True]}, "chains [1, 3] ended the warm-up far below the others"),
         ({"num_moves": [0, 0, 2, 0]}, "chains [2] were far below the others, in places of negligible mass"),
         ({"acceptance_rate": [0.8, 0.8, 0.1, 0.8]}, "chains [2] accepted almost nothing"),
-        ({"acceptance_rate": [0.6, 0.6, 0.7, 0.6]}, "the acceptance of the last phase is 0.62, far from its target"),
+        ({"acceptance_rate": [0.6, 0.6, 0.5, 0.5]}, "the acceptance of the last phase is 0.55, far from its target"),
     ],
 )
 def test_each_thing_is_said_alone(fields, said):
@@ -57,8 +57,9 @@ def test_divergences_and_the_rank():
     assert hm.diagnose(of_warmup(), info=Infos(jnp.array([[True, False], [True, True]])))[0].startswith(
         "3 trajectories"
     )
+    eigenvectors = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (20, 2)))[0].T
     for eigenvalues, is_said in (([100.0, 0.01], True), ([100.0, 1.0], False)):
-        parameters = {"inverse_mass_matrix": hm.LowRank(jnp.ones(5), jnp.eye(2, 5), jnp.array(eigenvalues))}
+        parameters = {"inverse_mass_matrix": hm.LowRank(jnp.ones(20), eigenvectors, jnp.array(eigenvalues))}
         assert any("all 2 directions" in text for text in hm.diagnose(of_warmup(), parameters)) == is_said
     full = {"inverse_mass_matrix": hm.LowRank(jnp.ones(2), jnp.eye(2), jnp.array([100.0, 0.01]))}
     assert hm.diagnose(of_warmup(), full) == []
