@@ -42,6 +42,9 @@ _WIDEST = 1e15
 # Steps that a chain must have been behind before it is judged by how far it has moved.
 _PATIENCE = 50
 
+# Steps after which a chain that is still behind is taken to stay: its mode has then been judged three times. Chosen.
+_ENDURANCE = 3 * _PATIENCE
+
 
 def follow_levels(levels: Array, logdensity: Array, dim: int) -> Array:
     """Running means of the chains' log-densities, (num_chains,). A rise of more than d + 10 is followed at once."""
@@ -71,6 +74,11 @@ class Lag(NamedTuple):
 
     num_steps: Array
     positions: Array
+
+    @property
+    def are_awaited(self) -> Array:
+        """Which chains have not been behind for long enough to tell whether they stay, (num_chains,)."""
+        return (self.num_steps > 0) & (self.num_steps <= _ENDURANCE)
 
     def follow(self, x: Array, is_behind: Array) -> tuple["Lag", Array]:
         """The lag of chains at x (num_chains, d), and which of them have been behind for another 50 steps."""

@@ -2,7 +2,8 @@
 
 The learning phase is looked at after 80 steps, and again each time that it is longer by a quarter. It has settled if
 
-1. the learner has not started anew since the last look, and the step size is not being sought;
+1. the learner has not started anew since the last look, the step size is not being sought, and no chain fell behind
+   so lately that it may still arrive or be moved;
 2. the step size has changed by less than 15%, in the mean over the steps between two looks: directions that are still
    too narrow shorten it;
 3. the chains agree, R-hat below 1.1 over the steps since the last look, on each coordinate and on the log-density:
@@ -71,11 +72,15 @@ class Settling(NamedTuple):
         log_sigma: Array,
         *,
         is_counted: Array,
+        is_awaited: Array,
         steps_learnt: Array,
         is_sought: Array,
         count: Array,
     ) -> "Settling":
-        """After `count` steps, with chains at x (num_chains, d), of which those that are counted must agree."""
+        """After `count` steps, with chains at x (num_chains, d).
+
+        is_counted, is_awaited (num_chains,): chains that must agree, and those that are waited for.
+        """
         seen = _seen(x, logdensity)
         num = self.num_steps + 1
         deviation = seen - self.center
@@ -85,7 +90,7 @@ class Settling(NamedTuple):
             mean=self.mean + (deviation - self.mean) / num,
             squares=self.squares + (deviation**2 - self.squares) / num,
         )
-        has_rested = (steps_learnt.astype(num.dtype) >= num) & ~is_sought
+        has_rested = (steps_learnt.astype(num.dtype) >= num) & ~is_sought & ~jnp.any(is_awaited)
         is_steady = jnp.abs(new.log_sigma - self.previous_log_sigma) < _LARGEST_CHANGE
         agree = _rhat(new, is_counted) < _LARGEST_RHAT
         is_due = count >= self.next_look

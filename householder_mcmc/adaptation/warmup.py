@@ -394,6 +394,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_it
         learnt.chains.logdensity,
         learnt.log_sigma,
         is_counted=learnt.lag.num_steps == 0,
+        is_awaited=learnt.lag.are_awaited,
         steps_learnt=learnt.climb.steps_learnt,
         is_sought=step_size.count == 0,
         count=state.count + 1,

@@ -99,6 +99,11 @@ def test_lag_counts_the_steps_in_a_row_and_starts_again():
     np.testing.assert_array_equal(lag.positions[:, 0], [102, 80, 119])
 
 
+def test_a_chain_is_awaited_until_it_has_been_judged_three_times():
+    for num_steps, is_awaited in ((0, False), (1, True), (150, True), (151, False)):
+        assert Lag(jnp.full(2, num_steps), jnp.zeros((2, 2))).are_awaited.tolist() == [is_awaited] * 2
+
+
 def moves(width, dim, seed=0):
     """Of a chain between two independent draws of N(0, width^2 I), (1, dim)."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=(1, dim)) * np.sqrt(2) * width, jnp.float32)

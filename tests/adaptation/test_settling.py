@@ -13,9 +13,16 @@ LOOKS = [80, 100, 125, 157, 197]  # each later by a quarter, rounded up
 NUM_CHAINS, DIM = 4, 3
 
 
-def watched(draws, log_sigma=lambda count: 0.0, is_counted=None, steps_learnt=lambda count: count, is_sought=False):
+def watched(
+    draws,
+    log_sigma=lambda count: 0.0,
+    is_counted=(True,) * NUM_CHAINS,
+    steps_learnt=lambda count: count,
+    is_sought=False,
+    is_awaited=(False,) * NUM_CHAINS,
+):
     """Whether it had settled after each step; draws (num_steps, NUM_CHAINS, DIM)."""
-    is_counted = jnp.ones(NUM_CHAINS, bool) if is_counted is None else jnp.asarray(is_counted)
+    is_counted, is_awaited = jnp.asarray(is_counted), jnp.asarray(is_awaited)
 
     def one_step(settling, each):
         x, count, size, learnt = each
@@ -24,6 +31,7 @@ def watched(draws, log_sigma=lambda count: 0.0, is_counted=None, steps_learnt=la
             -jnp.sum(x**2, axis=1) / 2,
             size,
             is_counted=is_counted,
+            is_awaited=is_awaited,
             steps_learnt=learnt,
             is_sought=jnp.asarray(is_sought),
             count=count,
@@ -88,6 +96,10 @@ def test_a_learner_that_started_anew_or_a_search_has_not_settled():
     settled = watched(independent(), steps_learnt=lambda count: count - 150 if count > 150 else 0)
     assert first(settled) == LOOKS[4]
     assert first(watched(independent(), is_sought=True)) is None
+
+
+def test_a_chain_that_may_still_arrive_is_waited_for():
+    assert first(watched(independent(), is_awaited=[False, False, True, False])) is None
 
 
 def gaussian(x):
