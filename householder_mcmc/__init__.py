@@ -28,6 +28,7 @@ from householder_mcmc.mcmc import hmc as _hmc
 from householder_mcmc.mcmc import mala as _mala
 from householder_mcmc.mcmc.api import SamplingAPI as _SamplingAPI
 from householder_mcmc.mcmc.hmc import HMCInfo
+from householder_mcmc.mcmc.integrator import for_blackjax, to_integrator
 from householder_mcmc.mcmc.mala import MALAInfo
 from householder_mcmc.preconditioners import reflections
 from householder_mcmc.preconditioners.maps import (
@@ -78,6 +79,7 @@ __all__ = [
     "eigen",
     "eigen_identity",
     "fixed",
+    "for_blackjax",
     "growing_memory",
     "hmc",
     "mala",
@@ -87,6 +89,7 @@ __all__ = [
     "power_decay",
     "reflections",
     "to_arviz",
+    "to_integrator",
     "to_metric",
     "two_ended",
     "variational",

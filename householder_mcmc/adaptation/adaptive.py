@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
+from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.adaptation.climbing import Climb, Lag, are_negligible, find_behind, find_front, follow_levels
 from householder_mcmc.adaptation.samplers import Sampler
@@ -28,6 +29,7 @@ __all__ = [
     "AdaptiveInfo",
     "init",
     "build_kernel",
+    "parameters",
     "dimension",
     "good_draws",
     "resume",
@@ -188,11 +190,13 @@ def build_kernel(
 
     def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
         # 1. All chains move, those that are behind with steps of their own.
-        preconditioner = scheme.preconditioner(state.scheme)
+        learnt = parameters(scheme, sampler, state)
+        preconditioner = learnt["inverse_mass_matrix"]
+        longest = sampler.longest_sigma if "center" in learnt else None
 
         def transition(rng_key, chain, log_factor):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))
-            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, preconditioner)
+            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, **learnt)
 
         keys = jax.random.split(rng_key, len(state.levels))
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors)
@@ -216,7 +220,9 @@ def build_kernel(
         # 3. The step size follows the acceptance of the others.
         errors = info.acceptance_rate.astype(levels.dtype) - target_acceptance_rate
         weights = weigh(state.acceptance_rate, jax.vmap(is_finite)(chains) & ~is_behind, target_acceptance_rate)
-        step_size = state.step_size.follow(errors, weights, target_acceptance_rate, step_size_gain, is_learning)
+        step_size = state.step_size.follow(
+            errors, weights, target_acceptance_rate, step_size_gain, is_learning, longest
+        )
         log_factors = state.log_factors + _ALONE * search_move(errors, target_acceptance_rate)
         log_factors = jnp.clip(log_factors, -math.log(_MOST_ALONE), math.log(_MOST_ALONE))
 
@@ -262,6 +268,16 @@ def _moved(chains, is_moved, to):
         return jnp.where(is_moved.reshape(-1, *[1] * (leaf.ndim - 1)), there, leaf)
 
     return jax.tree.map(move, chains)
+
+
+def parameters(scheme: Scheme, sampler: Sampler, state: AdaptiveState) -> dict[str, Any]:
+    """What the sampler needs of what is learnt: inverse_mass_matrix, and center if both know what that is."""
+    preconditioner = scheme.preconditioner(state.scheme)
+    learnt = {"inverse_mass_matrix": preconditioner}
+    if sampler.longest_sigma is None or scheme.center is None or not hasattr(preconditioner, "solve"):
+        return learnt
+    _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], state.position))
+    return learnt | {"center": unravel(scheme.center(state.scheme))}
 
 
 def dimension(chains) -> int:

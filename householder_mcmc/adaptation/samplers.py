@@ -16,6 +16,7 @@ class Sampler(NamedTuple):
     kernel: kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info). state: class of its
     states, made from those of MALA: position, logdensity, logdensity_grad. step_size: sigma, the scale of its moves in
     whitened coordinates -> its step size. target_acceptance_rate: by default. num_gradients: info -> of a transition.
+    longest_sigma: beyond which nothing changes, if the kernel takes a `center`, the position of the mean; else None.
     The info has acceptance_rate, is_accepted and is_nonfinite.
     """
 
@@ -24,6 +25,7 @@ class Sampler(NamedTuple):
     step_size: Callable
     target_acceptance_rate: float
     num_gradients: Callable
+    longest_sigma: float | None = None
 
 
 # Targets: for MALA the optimal acceptance rate in high dimension (Roberts & Rosenthal 1998). For HMC 0.8, above its
@@ -42,6 +44,7 @@ SAMPLERS = {
         step_size=lambda sigma: sigma,
         target_acceptance_rate=0.8,
         num_gradients=lambda info: info.num_integration_steps,
+        longest_sigma=hmc.LONGEST_STEP,
     ),
 }
 

@@ -55,16 +55,21 @@ class StepSize(NamedTuple):
         target: float | Array,
         gain: optax.Schedule,
         may_search: bool | Array = True,
+        longest: float | None = None,
     ) -> "StepSize":
         """After a step whose acceptance rates differ from the target by errors, (num_chains,).
 
         log sigma moves by the gain times the weighted mean error. While it is sought it moves by the plain mean, by up
         to log 4 and in full. weights (num_chains,): 0 of chains that do not count.
+        longest: sigma. Where that is reached, it is not too small.
         """
         dtype = self.log_sigma.dtype
         error = _mean(errors, (weights > 0).astype(errors.dtype))
         first_error_sign = jnp.where(self.first_error_sign == 0, jnp.sign(error), self.first_error_sign)
-        has_crossed = (self.count > 0) | (first_error_sign * error < 0) | ~jnp.asarray(may_search)
+        highest = math.inf if longest is None else math.log(longest)
+        is_longest = (self.log_sigma >= jnp.asarray(highest, dtype)) & (error > 0)
+        error = jnp.where(is_longest, 0, error)
+        has_crossed = (self.count > 0) | (first_error_sign * error < 0) | is_longest | ~jnp.asarray(may_search)
         gain_now = jnp.asarray(gain(self.count), dtype)
         move = jnp.where(has_crossed, gain_now * _mean(errors, weights), search_move(error, target))
         lowest = 2 * math.log(jnp.finfo(dtype).eps)  # a shorter step moves nothing that is of size eps or more
@@ -74,7 +79,7 @@ class StepSize(NamedTuple):
         recent_error = self.recent_error + (error - self.recent_error) / memory
         is_far = (recent_error > _FAR_ABOVE * (1 - target)) | (recent_error < -_FAR_BELOW * target)
         followed = StepSize(
-            log_sigma=jnp.maximum(self.log_sigma + move, lowest).astype(dtype),
+            log_sigma=jnp.clip(self.log_sigma + move, lowest, highest).astype(dtype),
             first_error_sign=first_error_sign.astype(dtype),
             count=jnp.where(has_crossed, optax.safe_increment(self.count), 0),
             recent_error=recent_error.astype(dtype),

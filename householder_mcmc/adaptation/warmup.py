@@ -320,7 +320,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
         learnt, tuning = state.adaptive, state.tuning
         parameters = {
             "step_size": sampler.step_size(jnp.exp(tuning.average_log_sigma)),
-            "inverse_mass_matrix": scheme.preconditioner(learnt.scheme),
+            **adaptive.parameters(scheme, sampler, learnt),
         }
         num_tuning = (state.count - state.num_learning).astype(tuning.total_rate.dtype)
         info = WarmupInfo(

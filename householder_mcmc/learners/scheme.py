@@ -28,6 +28,7 @@ class Scheme(NamedTuple):
     gains: those of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
+    center: state -> (d,), the mean of the draws. Optional: samplers that solve the learnt Gaussian need it.
     begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
     map.
 
@@ -41,6 +42,7 @@ class Scheme(NamedTuple):
     gains: Gains | None = None
     forget: Callable[[Any, Array], Any] | None = None
     begin: Callable[[Any, Preconditioner], Any] | None = None
+    center: Callable[[Any], Array] | None = None
 
     def start_anew(self, state: Any, positions: Array) -> Any:
         """The state to go on with where all draws so far came from elsewhere."""

@@ -212,7 +212,16 @@ def _two_ended(rank, block_size, forgetting, negligible):
             ),
         )
 
-    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn)
+    def center_fn(state):
+        """The mean of the draws, and a step of Newton's from there: right for a Gaussian whatever the draws are."""
+        draws, scores = jnp.mean(state.mean, axis=1)
+        preconditioner = preconditioner_fn(state)
+        step = preconditioner.apply_transpose(scores)
+        length = jnp.linalg.norm(step) / jnp.sqrt(len(step))
+        step = jnp.where(jnp.isfinite(length), step / jnp.maximum(length, 1), 0)  # draws from elsewhere may be far off
+        return draws + preconditioner.apply(step)
+
+    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn, center=center_fn)
 
 
 def _as_low_rank(preconditioner, like):

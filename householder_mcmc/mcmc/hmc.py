@@ -5,6 +5,9 @@ where it began. The time of each trajectory is uniform between 3/4 and 5/4 of th
 match it. Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
 transformations and on random times. With momenta that are whitened too, q ~ N(0, I), a leapfrog step x += e L q,
 q += e L^T grad log pi(x) needs one product with L and one with L^T, and no inverse.
+
+With a center the step is that of `integrator`, which solves the Gaussian N(center, L L^T) exactly; it needs one inverse
+product for a trajectory.
 """
 
 import math
@@ -20,15 +23,18 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.integrator import require_center, rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
-__all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS"]
+__all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS", "LONGEST_STEP"]
 
 # Times of trajectories: a quarter of the period, more or less by a quarter of that, so that a direction whose width is
 # off by as much still has its own quarter among them.
 _SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
+
+LONGEST_STEP = _LONGEST  # that changes anything, with a center
 
 MOST_INTEGRATION_STEPS = 1000  # of a trajectory, as in a tree of NUTS of depth 10
 
@@ -44,7 +50,7 @@ class HMCInfo(NamedTuple):
     or at the state itself, which only a start can be.
     is_divergent (): whether the energy grew by more than 1000 along the trajectory, or to what is not finite: the
     target has narrow places that these steps are too long for, which the chain may never enter.
-    num_integration_steps (): leapfrog steps, of one gradient each.
+    num_integration_steps (): steps, of one gradient each.
     """
 
     acceptance_rate: Array
@@ -68,12 +74,13 @@ def build_kernel() -> Callable:
         logdensity_fn: Callable,
         step_size: float | Array,
         inverse_mass_matrix,
+        center: ArrayLikeTree | None = None,
         max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
     ) -> tuple[HMCState, HMCInfo]:
-        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `hmc`.
 
         max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
-        Raises TypeError on a state of another sampler.
+        Raises TypeError on a state of another sampler, and what `integrator.whiten` raises.
         """
         require_state(state, HMCState)
         key_time, key = jax.random.split(rng_key)
@@ -83,24 +90,39 @@ def build_kernel() -> Callable:
         step_size = jnp.asarray(step_size, x.dtype)
         time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
         most = jnp.asarray(max_integration_steps, x.dtype)
-        num_steps = jnp.fmin(jnp.fmax(jnp.round(time / step_size), 1), most).astype(jnp.int32)
+        if center is None:
+            start, num_steps = None, jnp.round(time / step_size)
+        else:
+            start, num_steps = whiten(preconditioner, state.position, center), jnp.ceil(time / step_size)
+        num_steps = jnp.fmin(jnp.fmax(num_steps, 1), most)
+        if center is not None:  # of equal length, so that the time stays random where one step is enough
+            step_size = jnp.minimum(step_size, time / num_steps)
 
-        def whiten(logdensity_grad):
+        def whitened(logdensity_grad):
             return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
-        def leapfrog(_, carry):
-            x, momentum, gradient, _ = carry
-            momentum = momentum + step_size / 2 * gradient
-            x = x + step_size * preconditioner.apply(momentum)
-            position = unravel(x)
+        def kick(move, momentum, score):
+            force = score if start is None else score + start + move
+            return momentum + step_size / 2 * force
+
+        def drift(move, momentum):
+            if start is None:
+                return move + step_size * momentum, momentum
+            return rotate(start, move, momentum, step_size)
+
+        def one_step(_, carry):
+            move, momentum, score, _ = carry
+            move, momentum = drift(move, kick(move, momentum, score))
+            position = unravel(x + preconditioner.apply(move))
             end = HMCState(position, *value_and_grad(logdensity_fn)(position))
-            gradient = whiten(end.logdensity_grad)
-            return x, momentum + step_size / 2 * gradient, gradient, end
+            score = whitened(end.logdensity_grad)
+            return move, kick(move, momentum, score), score, end
 
         momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
-        gradient = jnp.where(is_finite(state), whiten(state.logdensity_grad), 0)
-        begin = x, momentum, gradient, state
-        _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, leapfrog, begin)
+        score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
+        begin = jnp.zeros_like(x), momentum, score, state
+        num_steps = num_steps.astype(jnp.int32)
+        _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, one_step, begin)
         log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
         state, choice = accept_or_reject(key_accept, log_ratio, state, end)
         is_divergent = ~((log_ratio >= -_DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
@@ -110,7 +132,7 @@ def build_kernel() -> Callable:
 
 
 def as_top_level_api(
-    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
+    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix, center: ArrayLikeTree | None = None
 ) -> Algorithm[ChainState, HMCInfo]:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
@@ -123,9 +145,23 @@ def as_top_level_api(
     logdensity_fn
         Position -> log-density up to a constant.
     step_size
-        Of the leapfrog integrator, positive. A transition takes about 1.6 / step_size gradients, at most 1000.
+        Of the integrator, positive. A transition takes about 1.6 / step_size gradients, at most 1000; with a center at
+        least one, so that step sizes beyond 1.96 are all the same.
     inverse_mass_matrix
-        L L^T, in any form that `as_preconditioner` takes.
+        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve`.
+    center
+        A position, the mean of the Gaussian N(center, L L^T) that trajectories solve exactly; see `integrator`. The
+        nearer that is to the target, the longer the steps may be, whatever d. On targets that it fits badly, as with heavy
+        tails or funnels, it is worth about what leapfrog steps are. From a start that is very many standard deviations
+        off, where the target is no Gaussian, leapfrog steps come in and these may not. None: leapfrog steps, and times
+        that are rounded to whole steps.
+
+    Raises
+    ------
+    ValueError
+        If the step size is not positive, or, at `step`, the center is of another d or not finite.
+    TypeError
+        At `step`, if the map has no `solve` and there is a center.
 
     Examples
     --------
@@ -136,7 +172,8 @@ def as_top_level_api(
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
     require_positive(step_size)
+    require_center(center)
     algorithm: Any = build_sampling_algorithm(
-        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
+        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix), center)
     )
     return algorithm

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from blackjax.mcmc.metrics import LowRankInverseMassMatrix
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 
 from householder_mcmc.linalg import dot, project
 from householder_mcmc.preconditioners.checks import is_concrete, require_vector
@@ -74,7 +75,7 @@ class Diagonal(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """L = cholesky. cholesky (d, d): any square root of the covariance, lower triangular by custom. O(d^2)."""
+    """L = cholesky. cholesky (d, d): the lower triangular square root of the covariance. O(d^2)."""
 
     cholesky: Array
 
@@ -85,10 +86,10 @@ class Dense(NamedTuple):
         return dot(require_vector(g, self.cholesky.shape[0]), self.cholesky)
 
     def solve(self, x: Array) -> Array:
-        return jnp.linalg.solve(self.cholesky, require_vector(x, self.cholesky.shape[0]))
+        return solve_triangular(self.cholesky, require_vector(x, self.cholesky.shape[0]), lower=True)
 
     def solve_transpose(self, z: Array) -> Array:
-        return jnp.linalg.solve(self.cholesky.T, require_vector(z, self.cholesky.shape[1]))
+        return solve_triangular(self.cholesky, require_vector(z, self.cholesky.shape[1]), lower=True, trans=1)
 
     def to_dense(self) -> Array:
         return self.cholesky
@@ -267,8 +268,8 @@ def _checked(preconditioner):
         require_orthonormal(preconditioner.rotation.eigenvectors, repair=False)
     if isinstance(preconditioner, Dense) and is_concrete(preconditioner.cholesky):
         root = np.asarray(preconditioner.cholesky, np.float64)
-        if not np.all(np.isfinite(root)) or np.linalg.slogdet(root)[0] == 0:
-            raise ValueError("the root of a Dense preconditioner must be finite and have an inverse.")
+        if not np.all(np.isfinite(root)) or np.any(np.triu(root, 1)) or not np.all(np.diag(root)):
+            raise ValueError("the root of a Dense preconditioner must be finite, lower triangular and have an inverse.")
     return preconditioner
 
 

@@ -19,7 +19,8 @@ DIM, STEP_SIZE = 5, 0.3
 
 
 def nonsymmetric_root():
-    root = np.linalg.qr(np.random.default_rng(3).normal(size=(DIM, DIM)))[0] * np.linspace(0.4, 1.3, DIM)
+    rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(DIM, DIM)))[0]
+    root = np.linalg.cholesky((rotation * np.linspace(0.4, 1.3, DIM) ** 2) @ rotation.T)
     assert np.abs(root @ root.T - root.T @ root).max() > 0.1
     return root
 

@@ -1,0 +1,134 @@
+"""Trajectories that solve a Gaussian exactly, so that only the rest of the log-density costs steps.
+
+With x = center + L z and momenta v ~ N(0, I) the energy is -log pi(x) + |v|^2 / 2. Let N(center, L L^T) be near the
+target, and write -log pi(x) = |z|^2 / 2 + U(z). The first part and the kinetic energy turn (z, v) by one radian in unit
+time, which has a closed form; the rest gives kicks -grad U = L^T grad log pi(x) + z. One step of size h is half a kick,
+a rotation by h, half a kick: reversible, of unit volume, one gradient, and the leapfrog step in the limit of small h.
+
+Where the target is that Gaussian there are no kicks, and a step of any size is exact. Where it is another, such a step
+is stable for sizes up to about those of a leapfrog step, and its error is of the same order.
+
+Source: Shahbaba, Lan, Johnson & Neal (2014), Split Hamiltonian Monte Carlo. Casas, Sanz-Serna & Shaw (2022), Split
+Hamiltonian Monte Carlo revisited: it needs momenta that are preconditioned like the Gaussian, as here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.mcmc.integrators import IntegratorState
+from blackjax.types import Array, ArrayLikeTree
+from jax.flatten_util import ravel_pytree
+
+from householder_mcmc.mcmc.logdensity import value_and_grad
+from householder_mcmc.preconditioners.checks import is_concrete
+from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
+from householder_mcmc.preconditioners.metric import to_metric
+
+__all__ = ["for_blackjax", "require_center", "rotate", "to_integrator", "whiten"]
+
+
+def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
+    """A BlackJAX `integrator` that solves N(center, L L^T) exactly, for `blackjax.hmc`, `nuts`, `ghmc`, ...
+
+    Use it with `hm.to_metric` of the same map, whose momenta it takes. A step costs one gradient, and five products
+    with L where `hm.hmc` has two, since BlackJAX's momenta are not whitened.
+
+    Parameters
+    ----------
+    inverse_mass_matrix
+        L L^T, in any form that `as_preconditioner` takes; the map must have `solve` and `solve_transpose`.
+    center
+        A position: the mean of the Gaussian.
+
+    Raises
+    ------
+    TypeError
+        If the map has no inverse.
+    ValueError
+        On a center that is not finite or, at a step, of another d.
+
+    Examples
+    --------
+    .. code::
+
+        (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
+        kernel = blackjax.nuts(logdensity_fn, **hm.for_blackjax(parameters))
+    """
+    given: Any = as_preconditioner(inverse_mass_matrix)
+    _require_inverse(given)
+    require_center(center)
+
+    def integrator(logdensity_fn, kinetic_energy_fn=None):
+        del kinetic_energy_fn
+        evaluate = value_and_grad(logdensity_fn)
+
+        def one_step(state: IntegratorState, step_size: Any) -> IntegratorState:
+            x, unravel = ravel_pytree(state.position)
+            preconditioner: Any = cast_floats(given, x.dtype)
+            z = whiten(preconditioner, state.position, center)
+            momentum = preconditioner.apply_transpose(ravel_pytree(state.momentum)[0])
+            kick = preconditioner.apply_transpose(ravel_pytree(state.logdensity_grad)[0]) + z
+            move, momentum = rotate(z, jnp.zeros_like(z), momentum + step_size / 2 * kick, step_size)
+            position = unravel(x + preconditioner.apply(move))
+            logdensity, logdensity_grad = evaluate(position)
+            kick = preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0]) + z + move
+            momentum = preconditioner.solve_transpose(momentum + step_size / 2 * kick)
+            return IntegratorState(position, unravel(momentum), logdensity, logdensity_grad)
+
+        return one_step
+
+    return integrator
+
+
+def for_blackjax(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a warm-up as BlackJAX's kernels take them: step_size, inverse_mass_matrix, integrator.
+
+    The step size is right for the integrator: BlackJAX's own needs shorter steps. Without a center in the parameters
+    there is no integrator among the results.
+    """
+    preconditioner = parameters["inverse_mass_matrix"]
+    metric = {"step_size": parameters["step_size"], "inverse_mass_matrix": to_metric(preconditioner)}
+    center = parameters.get("center")
+    return metric if center is None else metric | {"integrator": to_integrator(preconditioner, center)}
+
+
+def rotate(start: Array, move: Array, momentum: Array, angle: Array | float) -> tuple[Array, Array]:
+    """The whitened positions start + move, and momenta, of a standard Gaussian some time later: (move, momentum).
+
+    All (d,). The move is kept apart from where it began, so that a start far out does not round it away.
+    """
+    cosine_less_1, sine = -2 * jnp.sin(angle / 2) ** 2, jnp.sin(angle)
+    z = start + move
+    return move + cosine_less_1 * z + sine * momentum, momentum + cosine_less_1 * momentum - sine * z
+
+
+def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> Array:
+    """z = L^{-1} (position - center), (d,).
+
+    Raises
+    ------
+    TypeError
+        If the map has no `solve`.
+    ValueError
+        If the center is of another d.
+    """
+    _require_inverse(preconditioner)
+    x, c = ravel_pytree(position)[0], ravel_pytree(center)[0]
+    if x.shape != c.shape:
+        raise ValueError(f"center must be a position with d = {x.size}, got {c.size} numbers.")
+    return preconditioner.solve(x - c.astype(x.dtype))
+
+
+def require_center(center: ArrayLikeTree | None) -> None:
+    """Raise ValueError if a center is at hand and not finite."""
+    if not all(np.all(np.isfinite(np.asarray(leaf))) for leaf in jax.tree.leaves(center) if is_concrete(leaf)):
+        raise ValueError("center must be finite.")
+
+
+def _require_inverse(preconditioner):
+    if not (hasattr(preconditioner, "solve") and hasattr(preconditioner, "solve_transpose")):
+        name = type(preconditioner).__name__
+        raise TypeError(f"a center needs the inverse map: {name} has no solve and solve_transpose.")
