@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from householder_mcmc.adaptation.warmup import WarmupInfo
+from householder_mcmc.adaptation.warmup_types import WarmupInfo
 from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.results import arviz, diagnostics
 
