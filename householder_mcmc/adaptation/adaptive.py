@@ -21,7 +21,7 @@ from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.chains import ravel_chains
 from householder_mcmc.mcmc.metropolis import is_finite, require_finite
-from householder_mcmc.preconditioners.checks import require_integer, require_numbers
+from householder_mcmc.preconditioners.checks import require_chains, require_integer
 from householder_mcmc.sharing import program
 
 __all__ = [
@@ -117,14 +117,7 @@ def init(
     num_chains = require_integer("num_chains", num_chains)
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme must be a Scheme, such as hm.eigen(rank=3), got {scheme!r}.")
-    positions = jax.tree.map(jnp.asarray, positions)
-    require_numbers(positions)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(positions):
-        if jnp.shape(leaf)[:1] != (num_chains,):
-            raise ValueError(
-                f"positions{jax.tree_util.keystr(path)} must have a leading axis of num_chains = {num_chains}, "
-                f"got shape {jnp.shape(leaf)}."
-            )
+    positions = require_chains(positions, "learnt from", num_chains)
     state = _start(logdensity_fn, scheme, sampler)(positions)
     require_finite(state.chains)
     return state
@@ -151,8 +144,6 @@ def _start(logdensity_fn, scheme, sampler):
     def start(positions):
         chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)
         x, _ = good_draws(chains)
-        if jnp.finfo(x.dtype).bits < 32:
-            raise TypeError(f"positions must be of at least 32 bits where they are learnt from, got {x.dtype}.")
         logdensity, zero = jnp.asarray(chains.logdensity, x.dtype), jnp.zeros((), jnp.int32)
         levels = jnp.where(jnp.isfinite(logdensity), logdensity, -jnp.inf)
         return AdaptiveState(

@@ -21,7 +21,7 @@ from blackjax.types import Array, ArrayLikeTree, ArrayTree
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.logdensity import value_and_grad
-from householder_mcmc.preconditioners.checks import is_concrete, require_numbers
+from householder_mcmc.preconditioners.checks import is_concrete, require_chains
 from householder_mcmc.sharing import program
 
 __all__ = ["ArrivalInfo", "are_far", "arrive", "ascend"]
@@ -159,18 +159,7 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
         positions, arrival = hm.arrive(logdensity_fn, positions)
         (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
     """
-    require_numbers(positions)
-    starts: Any = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), positions)  # strips weak types
-    leaves = jax.tree_util.tree_leaves_with_path(starts)
-    for path, leaf in leaves:
-        name = f"positions{jax.tree_util.keystr(path)}"
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"{name} must be floating point, got {leaf.dtype}.")
-        if jnp.ndim(leaf) == 0 or leaf.shape[0] != jnp.shape(leaves[0][1])[0]:
-            raise ValueError(f"{name} must have a leading axis of all chains, got shape {leaf.shape}.")
-    dtype = jnp.result_type(*(leaf for _, leaf in leaves))
-    if jnp.finfo(dtype).bits < 32:
-        raise TypeError(f"positions must be of at least 32 bits where chains climb, got {dtype}.")
+    starts = require_chains(positions, "climbed from")
     arrived, info = _arrive(logdensity_fn)(starts)
     if is_concrete(info.logdensity) and not np.isfinite(np.asarray(info.logdensity)).any():
         raise ValueError(

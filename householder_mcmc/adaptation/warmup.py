@@ -10,23 +10,23 @@ kernel and of the log-density.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from blackjax.base import AdaptationAlgorithm
-from blackjax.types import Array, ArrayLikeTree, ArrayTree, PRNGKey
+from blackjax.types import Array, ArrayLikeTree, PRNGKey
 
 from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.arrival import are_far, arrive
 from householder_mcmc.adaptation.climbing import find_behind
 from householder_mcmc.adaptation.samplers import SAMPLERS, Sampler, find_sampler
 from householder_mcmc.adaptation.settling import MOST_STEPS, Settling
+from householder_mcmc.adaptation.warmup_types import Warmup, WarmupInfo, WarmupResults
 from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, power_decay
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc.chains import ravel_chains
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
-from householder_mcmc.mcmc.metropolis import ChainState, require_rate
+from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.sharing import program
 
@@ -57,57 +57,6 @@ _LEARNER = SAMPLERS["hmc"]
 # many back: at a wall no step size is short enough for a trajectory that is too long. (2 is too soon: `diamonds` and
 # the Cox process lose up to nine tenths of their ESS. 32 does about as well as 8.)
 _GROWTH = 8
-
-
-class WarmupInfo(NamedTuple):
-    """What happened in a warm-up.
-
-    acceptance_rate (num_chains,): mean over the last phase, in which the map is frozen; NaN if that has no step.
-    num_nonfinite (num_chains,): non-finite proposals in the whole warm-up.
-    num_gradients (num_chains,): of the log-density, beyond that of the start.
-    num_steps (): made, of both phases.
-    num_learnt (): learning steps since the learner last started anew. If they are few of the nine tenths of the steps
-    that can be, chains were on their way from a far start until shortly before the end: make the warm-up longer.
-    has_settled (): whether map and step size had settled and the chains agreed, at some time before the end.
-    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing
-    was learnt from them. They are on their way, or in a lower mode.
-    num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
-    another.
-    last_state: an `AdaptiveState`, from which `run` can go on.
-    history: what `keep` returned at each learning step, stacked; None without it.
-    """
-
-    acceptance_rate: Array
-    num_nonfinite: Array
-    num_gradients: Array
-    num_steps: Array
-    num_learnt: Array
-    has_settled: Array
-    is_behind: Array
-    num_moves: Array
-    last_state: adaptive.AdaptiveState
-    history: ArrayTree | None
-
-
-class WarmupResults(NamedTuple):
-    """state: the sampler's states, with a leading chain axis. parameters: its `step_size` and `inverse_mass_matrix`."""
-
-    state: ChainState
-    parameters: dict[str, Any]
-
-
-class RunWarmup(Protocol):
-    """Type of `Warmup.run`."""
-
-    def __call__(
-        self, rng_key: PRNGKey, positions: ArrayLikeTree | adaptive.AdaptiveState, num_steps: int | None = None
-    ) -> tuple[WarmupResults, WarmupInfo]: ...
-
-
-class Warmup(AdaptationAlgorithm):
-    """run: (rng_key, positions, num_steps) -> ((state, parameters), info)."""
-
-    run: RunWarmup  # pyright: ignore[reportIncompatibleVariableOverride]: of BlackJAX's, with a number of steps
 
 
 class _Totals(NamedTuple):

@@ -245,8 +245,9 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         states, info = jax.block_until_ready(compiled(key_sample, state))
         sampling_seconds = time.perf_counter() - start
 
+    draws, label = arviz.ravelled_draws(states.position)
     summary: dict[str, Any] = diagnostics.summarise(
-        np.moveaxis(np.asarray(jax.vmap(ravel_chains)(states.position)), 0, 1),
+        draws,
         acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
         num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
         num_gradients=np.asarray(sampler.num_gradients(info)).sum(dtype=np.int64),
@@ -254,7 +255,7 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         warmup_seconds=warmup_seconds,
         sampling_seconds=sampling_seconds,
         reference=reference,
-        label=partial(arviz.label, jax.tree.map(lambda leaf: leaf[0], positions)),
+        label=label,
     )
     summary["warnings"] += hm.diagnose(warmup_info, info=info, target_acceptance_rate=sampler.target_acceptance_rate)
     if name == "two_ended":

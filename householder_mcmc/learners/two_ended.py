@@ -50,7 +50,8 @@ _NEGLIGIBLE_ENERGY = 1e-6
 # square roots exist. Eigenvalues beyond 1e5 of the scales take a few blocks.
 _PRIOR = 1e-5
 
-# Scores that vary by less than this many units of rounding of their mean do not vary.
+# Scores that vary by less than this many units of rounding of their mean do not vary. Draws and scores along a
+# direction, and what is left of a coordinate without the low-rank part, are known to as many units of all coordinates.
 _ROUNDING = 8
 
 # Blocks that a map which is known from elsewhere counts for: about as many as a short warm-up has. Chosen.
@@ -165,9 +166,11 @@ def _two_ended(rank, block_size, forgetting, negligible):
         pairs = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
 
         # 5. For the next block's scales: the variances of this one, whitened by the new map.
-        of_block = _mean_squares(_whiten(_corrected(preconditioner, corrections), block))
+        new_map = _corrected(preconditioner, corrections)
+        of_block = _mean_squares(_whiten(new_map, block))
+        is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
         forgotten = jnp.maximum(weight, _common_change(variances, of_block))
-        variances = variances + forgotten * (of_block - variances)
+        variances = variances + jnp.where(is_known, forgotten, 0) * (of_block - variances)
 
         # What is not finite changes nothing. Scores that do not vary have a mean, and nothing else to learn from.
         varies = jnp.any(block[1] != 0)
@@ -276,11 +279,16 @@ def _where_positive(one, other):
 
 
 def _log_errors(preconditioner, rows):
-    """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from."""
+    """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from.
+
+    What is below rounding counts as that, so that the eigenvalue of a flat direction does not grow without bound.
+    """
     along = zip(_eigenvectors_in_own_units(preconditioner), rows, strict=True)
-    draws, scores = (jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along)
-    draws, scores, is_known = _where_positive(draws, scores)
-    log_eigenvalues = (jnp.log(draws) - jnp.log(scores)) / 2
+    energies = jnp.stack([jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along])
+    least = _rounding(preconditioner, rows)[:, None]
+    draws, scores, is_known = _where_positive(*energies)
+    is_known &= jnp.any(energies > least, axis=0)
+    log_eigenvalues = (jnp.log(jnp.maximum(draws, least[0])) - jnp.log(jnp.maximum(scores, least[1]))) / 2
     return jnp.where(is_known, log_eigenvalues - jnp.log(preconditioner.eigenvalues), 0)
 
 
@@ -350,6 +358,21 @@ def _whiten(preconditioner, rows):
 
     draws, scores = rows
     return stretch(draws, 1 / root - 1, for_draws, for_scores), stretch(scores, root - 1, for_scores, for_draws)
+
+
+def _rounding(preconditioner, rows):
+    """The energies of draws and scores along a direction that their rounding may have, in units of the scales, (2,)."""
+    units = (1 / preconditioner.scales, preconditioner.scales)
+    energies = jnp.stack([jnp.sum((part * unit[None]) ** 2) for part, unit in zip(rows, units, strict=True)])
+    return (_ROUNDING * jnp.finfo(energies.dtype).eps) ** 2 * energies
+
+
+def _rounding_of_whitened(preconditioner, rows):
+    """The mean squares that the rounding of `_whiten` may have, by coordinate, (2, d)."""
+    scales, eigenvectors, eigenvalues = preconditioner
+    root = jnp.sqrt(eigenvalues)[:, None]
+    factors = jnp.stack([jnp.sum(((root - 1) * eigenvectors) ** 2, axis=0) for root in (1 / root, root)])
+    return _rounding(preconditioner, rows)[:, None] / len(rows[0]) * factors * jnp.stack([scales, 1 / scales]) ** 2
 
 
 def _eigenvectors_in_own_units(preconditioner):

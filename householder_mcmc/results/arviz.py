@@ -1,11 +1,14 @@
 """Traces of runs for ArviZ, with named variables."""
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["names", "label", "named_draws", "to_arviz"]
+__all__ = ["names", "label", "named_draws", "ravelled_draws", "to_arviz"]
 
 # The names of ArviZ's schema, where they differ from BlackJAX's.
 _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num_trajectory_expansions": "tree_depth"}
@@ -36,6 +39,16 @@ def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
         raise ValueError(f"positions must share their first two axes, chains and draws; they have {shapes}.")
     return {name: np.moveaxis(variable, chain_axis, 0) for name, variable in variables.items()}
+
+
+def ravelled_draws(positions) -> tuple[np.ndarray, Callable[[int], str]]:
+    """Draws (num_chains, num_draws, d) of positions (num_draws, num_chains, ...), and the names of their d numbers.
+
+    Raises ValueError as `to_arviz`.
+    """
+    variables = named_draws(positions).values()
+    draws = [variable.reshape(*variable.shape[:2], math.prod(variable.shape[2:])) for variable in variables]
+    return np.concatenate(draws, axis=2), partial(label, jax.tree.map(lambda leaf: leaf[0, 0], positions))
 
 
 def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | None = None, chain_axis: int = 1):

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from householder_mcmc.adaptation.warmup import WarmupInfo
+from householder_mcmc.adaptation.warmup_types import WarmupInfo
 from householder_mcmc.preconditioners.maps import LowRank
+from householder_mcmc.results import arviz, diagnostics
 
 __all__ = ["diagnose"]
 
@@ -24,16 +25,21 @@ def diagnose(
     parameters: dict[str, Any] | None = None,
     info: Any = None,
     *,
+    positions: Any = None,
     target_acceptance_rate: float | None = None,
 ) -> list[str]:
-    """Reasons to look again at a run, one sentence each; what draws say of themselves is in ArviZ's R-hat and ESS.
+    """Reasons to look again at a run, one sentence each.
 
     Parameters
     ----------
     warmup_info, parameters
         What `Warmup.run` returned. With the parameters it is said whether all of the rank is used.
     info
-        Infos of the transitions after it, leaves of any shape. With them divergences are counted.
+        Infos of the transitions after it. With them divergences are counted.
+    positions
+        Trace of their positions, leaves (num_draws, num_chains, ...). With it R-hat, ESS, chains that are stuck and
+        heavy tails are judged, and by infos of that shape each chain's acceptance. Variables have the names that
+        `to_arviz` gives them.
     target_acceptance_rate
         What the step size was tuned to. With it the acceptance of the last phase is judged.
 
@@ -41,12 +47,19 @@ def diagnose(
     -------
     Sentences; none where nothing was found.
 
+    Raises
+    ------
+    ValueError
+        On positions whose first two axes differ, and on two variables of the same name.
+
     Examples
     --------
     .. code::
 
         (state, parameters), warmup_info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
-        print(*hm.diagnose(warmup_info, parameters), sep="\\n")
+        kernel = hm.hmc(logdensity_fn, **parameters)
+        state, (states, info) = ...  # a scan over transitions of all chains
+        print(*hm.diagnose(warmup_info, parameters, info, positions=states.position), sep="\\n")
     """
     found = []
     num_steps, num_learnt = int(warmup_info.num_steps), int(warmup_info.num_learnt)
@@ -80,7 +93,14 @@ def diagnose(
     num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
     if num_divergent:
         found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
-    return found
+    return found + ([] if positions is None else _of_draws(positions, info))
+
+
+def _of_draws(positions, info):
+    draws, label = arviz.ravelled_draws(positions)
+    ess_bulk, _, rhat = diagnostics.ess_and_rhat(draws)
+    acceptance_rate = 1.0 if info is None else np.mean(info.acceptance_rate, axis=0)
+    return diagnostics.warnings(draws, acceptance_rate, ess_bulk, rhat, label)
 
 
 def _names(are):

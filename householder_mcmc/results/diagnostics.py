@@ -84,14 +84,14 @@ def summarise(
         summary["max_abs_z"] = np.max(np.where(is_stuck, np.inf, np.abs(draws_mean - mean) / error))
         summary["min_sd_ratio"], summary["median_sd_ratio"] = np.min(draws_sd / sd), np.median(draws_sd / sd)
     summary = {name: float(value) for name, value in summary.items()}
-    trouble = warnings(draws, acceptance_rate, ess_bulk, tail_ess(draws), rhat, label)
+    trouble = warnings(draws, acceptance_rate, ess_bulk, rhat, label)
     return summary | {"ess": ess_bulk.tolist(), "rhat": rhat.tolist(), "warnings": trouble}
 
 
-def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[str]:
+def warnings(draws, acceptance_rate, ess_bulk, rhat, label) -> list[str]:
     """Reasons to distrust the draws (num_chains, num_draws, d), one sentence each.
 
-    acceptance_rate, label: as for `summarise`. ess_bulk, ess_tail, rhat (d,): as from `ess_and_rhat` and `tail_ess`.
+    acceptance_rate, label: as for `summarise`. ess_bulk, rhat (d,): as from `ess_and_rhat`.
 
     No sentence is no proof. Chains that all miss the same part of the target cannot show it: start them apart.
 
@@ -118,7 +118,7 @@ def warnings(draws, acceptance_rate, ess_bulk, ess_tail, rhat, label) -> list[st
         found.append(f"R-hat is {_worst(rhat, np.max, '.3f', label)}.")
     elif not np.all(rhat <= _LARGEST_RHAT):
         found.append(f"R-hat is {_worst(rhat, np.max, '.3f', label)}, above {_LARGEST_RHAT}: the chains differ.")
-    for name, ess in (("bulk", ess_bulk), ("tail", ess_tail)):
+    for name, ess in (("bulk", ess_bulk), ("tail", tail_ess(draws))):
         if not np.all(ess >= limit):
             found.append(f"{name} ESS is {_worst(ess, np.min, '.0f', label)}, below {limit}: draw more.")
     if not stuck.size and np.all(np.isfinite(draws)):

@@ -1,16 +1,18 @@
 """What happened in a warm-up, in words."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import householder_mcmc as hm
 
 
 class Infos(NamedTuple):
-    is_divergent: jax.Array
+    is_divergent: Any
+    acceptance_rate: Any = 0.8
 
 
 def of_warmup(**fields):
@@ -72,3 +74,30 @@ def test_of_a_real_warmup():
     assert hm.diagnose(info, parameters, target_acceptance_rate=0.8) == [
         "the map, the step size or the chains had not settled after 9 steps."
     ]
+
+
+def test_what_draws_say_is_of_named_variables():
+    """A variable that is stuck in one chain, after independent draws of which there is nothing to say."""
+    draws = np.random.default_rng(0).normal(size=(1000, 4, 3)).astype(np.float32)
+    positions = {"effects": draws[..., :2], "log_tau": draws[..., 2].copy()}
+    assert hm.diagnose(of_warmup(), positions=positions) == []
+    positions["log_tau"][:, 1] = 0.0
+    infos = Infos(np.zeros((1000, 4), bool), np.array([0.8, 0.1, 0.8, 0.8]) * np.ones((1000, 1)))
+    found = hm.diagnose(of_warmup(num_moves=[0, 0, 2, 0]), None, infos, positions=positions)
+    assert len(found) == 6 and "set to the state of another chain" in found[0]
+    assert found[1] == "chains [1] did not move in half of their draws or more."
+    assert found[2] == "chains [1] accepted less than 20% of their proposals."
+    assert found[3].startswith("R-hat is inf (log_tau)")
+    assert found[4].startswith("bulk ESS is 0 (log_tau)") and found[5].startswith("tail ESS is 0 (log_tau)")
+
+
+def test_the_number_of_an_array_is_named():
+    positions = np.random.default_rng(0).normal(size=(1000, 4, 2, 3))
+    positions[:, 0, 1, 2] += 1
+    (sentence,) = (text for text in hm.diagnose(of_warmup(), positions=positions) if "R-hat" in text)
+    assert "(x[1, 2]), above 1.01" in sentence
+
+
+def test_positions_of_one_chain_alone_are_refused():
+    with pytest.raises(ValueError, match="positions must share their first two axes, chains and draws"):
+        hm.diagnose(of_warmup(), positions=np.zeros(100))
