@@ -54,6 +54,10 @@ _PRIOR = 1e-5
 # direction, and what is left of a coordinate without the low-rank part, are known to as many units of all coordinates.
 _ROUNDING = 8
 
+# A direction with a larger eigenvalue may be flat, as where the log-density does not depend on a sum of coordinates: it
+# is 1e19 on `XY`. A Gaussian has no center along it. Chosen: standard deviations of 1e4 in the units of the scales.
+_WIDEST = 1e8
+
 # Blocks that a map which is known from elsewhere counts for: about as many as a short warm-up has. Chosen.
 _KNOWN_BLOCKS = 10
 
@@ -222,7 +226,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
         step = preconditioner.apply_transpose(scores)
         length = jnp.linalg.norm(step) / jnp.sqrt(len(step))
         step = jnp.where(jnp.isfinite(length), step / jnp.maximum(length, 1), 0)  # draws from elsewhere may be far off
-        return draws + preconditioner.apply(step)
+        is_flat = jnp.any(state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST)
+        return jnp.where(is_flat, jnp.nan, draws + preconditioner.apply(step))
 
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn, center=center_fn)
 

@@ -91,24 +91,25 @@ def build_kernel() -> Callable:
         time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
         most = jnp.asarray(max_integration_steps, x.dtype)
         if center is None:
-            start, num_steps = None, jnp.round(time / step_size)
+            start, frequency, num_steps = 0.0, 0.0, jnp.round(time / step_size)
         else:
-            start, num_steps = whiten(preconditioner, state.position, center), jnp.ceil(time / step_size)
+            start, frequency = whiten(preconditioner, state.position, center)
+            num_steps = jnp.where(frequency > 0, jnp.ceil(time / step_size), jnp.round(time / step_size))
         num_steps = jnp.fmin(jnp.fmax(num_steps, 1), most)
         if center is not None:  # of equal length, so that the time stays random where one step is enough
-            step_size = jnp.minimum(step_size, time / num_steps)
+            step_size = jnp.where(frequency > 0, jnp.minimum(step_size, time / num_steps), step_size)
 
         def whitened(logdensity_grad):
             return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
         def kick(move, momentum, score):
-            force = score if start is None else score + start + move
+            force = score if center is None else score + frequency * (start + move)
             return momentum + step_size / 2 * force
 
         def drift(move, momentum):
-            if start is None:
+            if center is None:
                 return move + step_size * momentum, momentum
-            return rotate(start, move, momentum, step_size)
+            return rotate(start, move, momentum, step_size, frequency)
 
         def one_step(_, carry):
             move, momentum, score, _ = carry

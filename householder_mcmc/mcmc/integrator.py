@@ -68,13 +68,13 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
         def one_step(state: IntegratorState, step_size: Any) -> IntegratorState:
             x, unravel = ravel_pytree(state.position)
             preconditioner: Any = cast_floats(given, x.dtype)
-            z = whiten(preconditioner, state.position, center)
+            z, frequency = whiten(preconditioner, state.position, center)
             momentum = preconditioner.apply_transpose(ravel_pytree(state.momentum)[0])
-            kick = preconditioner.apply_transpose(ravel_pytree(state.logdensity_grad)[0]) + z
-            move, momentum = rotate(z, jnp.zeros_like(z), momentum + step_size / 2 * kick, step_size)
+            kick = preconditioner.apply_transpose(ravel_pytree(state.logdensity_grad)[0]) + frequency * z
+            move, momentum = rotate(z, jnp.zeros_like(z), momentum + step_size / 2 * kick, step_size, frequency)
             position = unravel(x + preconditioner.apply(move))
             logdensity, logdensity_grad = evaluate(position)
-            kick = preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0]) + z + move
+            kick = preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0]) + frequency * (z + move)
             momentum = preconditioner.solve_transpose(momentum + step_size / 2 * kick)
             return IntegratorState(position, unravel(momentum), logdensity, logdensity_grad)
 
@@ -95,18 +95,23 @@ def for_blackjax(parameters: dict[str, Any]) -> dict[str, Any]:
     return metric if center is None else metric | {"integrator": to_integrator(preconditioner, center)}
 
 
-def rotate(start: Array, move: Array, momentum: Array, angle: Array | float) -> tuple[Array, Array]:
-    """The whitened positions start + move, and momenta, of a standard Gaussian some time later: (move, momentum).
+def rotate(
+    start: Array, move: Array, momentum: Array, time: Array | float, frequency: Array | float = 1.0
+) -> tuple[Array, Array]:
+    """The whitened positions start + move, and momenta, some time later: (move, momentum), all (d,).
 
-    All (d,). The move is kept apart from where it began, so that a start far out does not round it away.
+    frequency: 1 of a standard Gaussian; 0 where there is none, and positions move in straight lines. The move is kept
+    apart from where it began, so that a start far out does not round it away.
     """
-    cosine_less_1, sine = -2 * jnp.sin(angle / 2) ** 2, jnp.sin(angle)
-    z = start + move
-    return move + cosine_less_1 * z + sine * momentum, momentum + cosine_less_1 * momentum - sine * z
+    cosine_less_1, sine = -2 * jnp.sin(frequency * time / 2) ** 2, jnp.sin(frequency * time)
+    z, pace = start + move, jnp.where(frequency > 0, sine, time)
+    return move + cosine_less_1 * z + pace * momentum, momentum + cosine_less_1 * momentum - sine * z
 
 
-def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> Array:
-    """z = L^{-1} (position - center), (d,).
+def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> tuple[Array, Array]:
+    """z = L^{-1} (position - center), (d,), and the frequency of the Gaussian about the center, 1.
+
+    Both are 0 if the center is not finite: then there is no Gaussian to solve.
 
     Raises
     ------
@@ -119,7 +124,9 @@ def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> Ar
     x, c = ravel_pytree(position)[0], ravel_pytree(center)[0]
     if x.shape != c.shape:
         raise ValueError(f"center must be a position with d = {x.size}, got {c.size} numbers.")
-    return preconditioner.solve(x - c.astype(x.dtype))
+    is_known = jnp.all(jnp.isfinite(c))
+    z = preconditioner.solve(jnp.where(is_known, x - c.astype(x.dtype), 0))
+    return z, is_known.astype(x.dtype)
 
 
 def require_center(center: ArrayLikeTree | None) -> None:
