@@ -183,14 +183,17 @@ def build_kernel(
         # 1. All chains move, those that are behind with steps of their own.
         learnt = parameters(scheme, sampler, state)
         preconditioner = learnt["inverse_mass_matrix"]
-        longest = sampler.longest_sigma if "center" in learnt else None
+        longest: Any = math.inf
+        if "center" in learnt:
+            is_known = jnp.all(jnp.isfinite(ravel_pytree(learnt["center"])[0]))
+            longest = jnp.where(is_known, sampler.longest_sigma, math.inf)
 
-        def transition(rng_key, chain, log_factor):
+        def transition(rng_key, chain, log_factor, is_behind):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))
-            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, **learnt)
+            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, **_without_center(learnt, is_behind))
 
         keys = jax.random.split(rng_key, len(state.levels))
-        chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors)
+        chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors, state.lag.num_steps > 0)
 
         # 2. Who is behind, and whether it is worth waiting for.
         x = ravel_chains(chains.position)
@@ -262,13 +265,24 @@ def _moved(chains, is_moved, to):
 
 
 def parameters(scheme: Scheme, sampler: Sampler, state: AdaptiveState) -> dict[str, Any]:
-    """What the sampler needs of what is learnt: inverse_mass_matrix, and center if both know what that is."""
+    """What the sampler needs of what is learnt: inverse_mass_matrix, and center if both know what that is.
+
+    The center is NaN while chains rest elsewhere: one Gaussian does not serve them all.
+    """
     preconditioner = scheme.preconditioner(state.scheme)
-    learnt = {"inverse_mass_matrix": preconditioner}
+    learnt: dict[str, Any] = {"inverse_mass_matrix": preconditioner}
     if sampler.longest_sigma is None or scheme.center is None or not hasattr(preconditioner, "solve"):
         return learnt
     _, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], state.position))
-    return learnt | {"center": unravel(scheme.center(state.scheme))}
+    learnt["center"] = unravel(scheme.center(state.scheme))
+    return _without_center(learnt, jnp.any(state.lag.have_stayed))
+
+
+def _without_center(learnt, is_due):
+    """Where that is due, the center is NaN."""
+    if "center" not in learnt:
+        return learnt
+    return learnt | {"center": jax.tree.map(lambda leaf: jnp.where(is_due, jnp.nan, leaf), learnt["center"])}
 
 
 def dimension(chains) -> int:

@@ -80,6 +80,11 @@ class Lag(NamedTuple):
         """Which chains have not been behind for long enough to tell whether they stay, (num_chains,)."""
         return (self.num_steps > 0) & (self.num_steps <= _ENDURANCE)
 
+    @property
+    def have_stayed(self) -> Array:
+        """Which chains have been behind for 50 steps or more, (num_chains,)."""
+        return self.num_steps >= _PATIENCE
+
     def follow(self, x: Array, is_behind: Array) -> tuple["Lag", Array]:
         """The lag of chains at x (num_chains, d), and which of them have been behind for another 50 steps."""
         num_steps = jnp.where(is_behind, self.num_steps + 1, 0)

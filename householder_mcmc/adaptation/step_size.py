@@ -55,7 +55,7 @@ class StepSize(NamedTuple):
         target: float | Array,
         gain: optax.Schedule,
         may_search: bool | Array = True,
-        longest: float | None = None,
+        longest: float | Array = math.inf,
     ) -> "StepSize":
         """After a step whose acceptance rates differ from the target by errors, (num_chains,).
 
@@ -66,8 +66,8 @@ class StepSize(NamedTuple):
         dtype = self.log_sigma.dtype
         error = _mean(errors, (weights > 0).astype(errors.dtype))
         first_error_sign = jnp.where(self.first_error_sign == 0, jnp.sign(error), self.first_error_sign)
-        highest = math.inf if longest is None else math.log(longest)
-        is_longest = (self.log_sigma >= jnp.asarray(highest, dtype)) & (error > 0)
+        highest = jnp.log(jnp.asarray(longest, dtype))
+        is_longest = (self.log_sigma >= highest) & (error > 0)
         error = jnp.where(is_longest, 0, error)
         has_crossed = (self.count > 0) | (first_error_sign * error < 0) | is_longest | ~jnp.asarray(may_search)
         gain_now = jnp.asarray(gain(self.count), dtype)

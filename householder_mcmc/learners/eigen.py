@@ -213,7 +213,7 @@ def _eigen(rank, tail, gains, orthonormalize_every, refresh_every, reflections):
     def preconditioner_fn(state):
         return tail.preconditioner(state.basis, without_start(state.variances, state.weight))
 
-    return Scheme(init_fn, update_fn, preconditioner_fn, gains, center=lambda state: state.mean)
+    return Scheme(init_fn, update_fn, preconditioner_fn, gains)
 
 
 class _Tail(NamedTuple):

@@ -106,4 +106,4 @@ def _moments(start, increment, preconditioner, gains):
     def preconditioner_fn(state):
         return preconditioner(state.second, state.weight)
 
-    return Scheme(init_fn, update_fn, preconditioner_fn, gains, center=lambda state: state.mean)
+    return Scheme(init_fn, update_fn, preconditioner_fn, gains)

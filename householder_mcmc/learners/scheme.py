@@ -28,7 +28,8 @@ class Scheme(NamedTuple):
     gains: those of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
-    center: state -> (d,), the mean of the draws. Optional: samplers that solve the learnt Gaussian need it.
+    center: state -> (d,), the mean of the Gaussian that is learnt, NaN where none fits. Optional: without it no sampler
+    solves that Gaussian.
     begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
     map.
 

@@ -220,14 +220,18 @@ def _two_ended(rank, block_size, forgetting, negligible):
         )
 
     def center_fn(state):
-        """The mean of the draws, and a step of Newton's from there: right for a Gaussian whatever the draws are."""
-        draws, scores = jnp.mean(state.mean, axis=1)
-        preconditioner = preconditioner_fn(state)
-        step = preconditioner.apply_transpose(scores)
-        length = jnp.linalg.norm(step) / jnp.sqrt(len(step))
-        step = jnp.where(jnp.isfinite(length), step / jnp.maximum(length, 1), 0)  # draws from elsewhere may be far off
+        """The mean of the draws, and a step of Newton's from there: right for a Gaussian whatever the draws are.
+
+        NaN where one Gaussian is not enough: with a direction that may be flat, or where the chains' own means are
+        further from the center, by length, than draws are.
+        """
+        preconditioner, (draws, scores) = preconditioner_fn(state), state.mean
+        step = preconditioner.apply_transpose(jnp.mean(scores, axis=0))
+        step = step / jnp.maximum(jnp.linalg.norm(step) / jnp.sqrt(len(step)), 1)  # draws from elsewhere may be far off
+        center = jnp.mean(draws, axis=0) + preconditioner.apply(step)
+        distances = jnp.sum(jax.vmap(preconditioner.solve)(draws - center) ** 2, axis=1)
         is_flat = jnp.any(state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST)
-        return jnp.where(is_flat, jnp.nan, draws + preconditioner.apply(step))
+        return jnp.where(jnp.all(distances < len(center)) & ~is_flat, center, jnp.nan)
 
     return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn, center=center_fn)
 

@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.api import Algorithm
-from householder_mcmc.mcmc.integrator import require_center, rotate, whiten
+from householder_mcmc.mcmc.integrator import rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
@@ -152,15 +152,15 @@ def as_top_level_api(
         L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve`.
     center
         A position, the mean of the Gaussian N(center, L L^T) that trajectories solve exactly; see `integrator`. The
-        nearer that is to the target, the longer the steps may be, whatever d. On targets that it fits badly, as with heavy
-        tails or funnels, it is worth about what leapfrog steps are. From a start that is very many standard deviations
-        off, where the target is no Gaussian, leapfrog steps come in and these may not. None: leapfrog steps, and times
-        that are rounded to whole steps.
+        nearer that is to the target, the longer the steps may be, whatever d. Where it fits badly, as with heavy tails
+        or in funnels, it is worth about what leapfrog steps are. A start that is very many standard deviations off
+        comes in by leapfrog steps, and may not with a center if the target is no Gaussian there. None, or a center that
+        is not finite: leapfrog steps, and times that are rounded to whole steps.
 
     Raises
     ------
     ValueError
-        If the step size is not positive, or, at `step`, the center is of another d or not finite.
+        If the step size is not positive, or, at `step`, the center is of another d.
     TypeError
         At `step`, if the map has no `solve` and there is a center.
 
@@ -173,7 +173,6 @@ def as_top_level_api(
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
     """
     require_positive(step_size)
-    require_center(center)
     algorithm: Any = build_sampling_algorithm(
         build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix), center)
     )

@@ -15,19 +15,16 @@ Hamiltonian Monte Carlo revisited: it needs momenta that are preconditioned like
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from blackjax.mcmc.integrators import IntegratorState
 from blackjax.types import Array, ArrayLikeTree
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.logdensity import value_and_grad
-from householder_mcmc.preconditioners.checks import is_concrete
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 from householder_mcmc.preconditioners.metric import to_metric
 
-__all__ = ["for_blackjax", "require_center", "rotate", "to_integrator", "whiten"]
+__all__ = ["for_blackjax", "rotate", "to_integrator", "whiten"]
 
 
 def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
@@ -41,14 +38,14 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
     inverse_mass_matrix
         L L^T, in any form that `as_preconditioner` takes; the map must have `solve` and `solve_transpose`.
     center
-        A position: the mean of the Gaussian.
+        A position: the mean of the Gaussian. If it is not finite, steps are those of leapfrog.
 
     Raises
     ------
     TypeError
         If the map has no inverse.
     ValueError
-        On a center that is not finite or, at a step, of another d.
+        At a step, on a center of another d.
 
     Examples
     --------
@@ -59,7 +56,6 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
     """
     given: Any = as_preconditioner(inverse_mass_matrix)
     _require_inverse(given)
-    require_center(center)
 
     def integrator(logdensity_fn, kinetic_energy_fn=None):
         del kinetic_energy_fn
@@ -127,12 +123,6 @@ def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> tu
     is_known = jnp.all(jnp.isfinite(c))
     z = preconditioner.solve(jnp.where(is_known, x - c.astype(x.dtype), 0))
     return z, is_known.astype(x.dtype)
-
-
-def require_center(center: ArrayLikeTree | None) -> None:
-    """Raise ValueError if a center is at hand and not finite."""
-    if not all(np.all(np.isfinite(np.asarray(leaf))) for leaf in jax.tree.leaves(center) if is_concrete(leaf)):
-        raise ValueError("center must be finite.")
 
 
 def _require_inverse(preconditioner):

@@ -64,7 +64,7 @@ def test_good_draws_of_pytrees_ravel_each_chain_in_the_dtype_of_positions():
     assert x.dtype == scores.dtype == jnp.float32
 
 
-def given_rates(rng_key, state, rates, step_size, preconditioner):
+def given_rates(rng_key, state, rates, step_size, inverse_mass_matrix):
     """A kernel that accepts with the rate that is passed for a log-density, and takes each chain one to the right."""
     moved = state._replace(position=state.position + 1)
     return moved, MALAInfo(jnp.asarray(rates, jnp.float32), jnp.asarray(True), jnp.asarray(False))
@@ -127,7 +127,7 @@ def given(rates=(0.6,) * 4, logdensity=(0.0,) * 4, spread=1.0):
     return Given(*map(jnp.asarray, (rates, logdensity)), spread * jnp.arange(4.0)[:, None] * jnp.ones(5))
 
 
-def given_chains(rng_key, state, given, step_size, preconditioner):
+def given_chains(rng_key, state, given, step_size, inverse_mass_matrix):
     """A kernel whose chains know their number by their score, and keep the step size in the last coordinate."""
     chain = state.logdensity_grad[0].astype(int)
     position = given.positions[chain].at[-1].set(step_size)

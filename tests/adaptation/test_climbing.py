@@ -101,7 +101,8 @@ def test_lag_counts_the_steps_in_a_row_and_starts_again():
 
 def test_a_chain_is_awaited_until_it_has_been_judged_three_times():
     for num_steps, is_awaited in ((0, False), (1, True), (150, True), (151, False)):
-        assert Lag(jnp.full(2, num_steps), jnp.zeros((2, 2))).are_awaited.tolist() == [is_awaited] * 2
+        lag = Lag(jnp.full(2, num_steps), jnp.zeros((2, 2)))
+        assert lag.are_awaited.tolist() == [is_awaited] * 2 and lag.have_stayed.tolist() == [num_steps > 49] * 2
 
 
 def moves(width, dim, seed=0):
