@@ -105,7 +105,7 @@ def _describe(tree: Any, arrays: dict[str, Any]) -> Any:
         if not all(isinstance(name, str) for name in tree):
             raise TypeError(f"keys must be texts in what is saved, got {list(tree)}.")
         return {"dict": {name: _describe(value, arrays) for name, value in tree.items()}}
-    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+    if hasattr(tree, "_asdict"):
         fields = {name: _describe(value, arrays) for name, value in tree._asdict().items()}
         return {"class": [type(tree).__module__, type(tree).__qualname__], "fields": fields}
     if isinstance(tree, list | tuple):
