@@ -104,8 +104,16 @@ def _fitting_size(model, plan, rng_key, parameters, state):
 
 
 def _shapes(model, plan, rng_key, parameters, state):
-    draw = partial(_draw, _both(model), plan.sampler, plan.thin, plan.names)
-    return jax.eval_shape(draw, rng_key, parameters, state, np.uint32(0))[1]
+    draw: Any = _one_draw(_both(model), plan.sampler, plan.thin, plan.names)
+    return draw.eval_shape(parameters, state, rng_key)[1]
+
+
+@program
+def _one_draw(both, sampler, thin, names):
+    def one_draw(parameters, state, key):  # never compiled: its shapes are asked for, and kept
+        return _draw(both, sampler, thin, names, parameters, state, key)
+
+    return one_draw
 
 
 def _both(model: Model) -> Callable:
@@ -125,13 +133,14 @@ def _find_both(logdensity, constrain):
 def _run(both, sampler, thin, names, block_size):
     def run(rng_key, parameters, state, first, num_draws):
         """The state after `num_draws` draws, at most block_size, and `Draws` of length block_size."""
-        draw = partial(_draw, both, sampler, thin, names, rng_key, parameters)
-        shapes = jax.eval_shape(draw, state, first)[1]
+        keys = jax.vmap(partial(jax.random.fold_in, rng_key))(first + jnp.arange(block_size, dtype=first.dtype))
+        draw = partial(_draw, both, sampler, thin, names, parameters)
+        shapes = jax.eval_shape(draw, state, keys[0])[1]
         kept = jax.tree.map(lambda leaf: jnp.zeros((block_size, *leaf.shape), leaf.dtype), shapes)
 
         def one_draw(i, carry):
             state, kept = carry
-            state, new = draw(state, first + i.astype(first.dtype))
+            state, new = draw(state, keys[i])
             put = partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
             return state, jax.tree.map(lambda leaf, row: put(leaf, row), kept, new)
 
@@ -140,8 +149,8 @@ def _run(both, sampler, thin, names, block_size):
     return run
 
 
-def _draw(both, sampler, thin, names, rng_key, parameters, state, index):
-    """Draw number `index`: the state after `thin` transitions, and what is kept."""
+def _draw(both, sampler, thin, names, parameters, state, key):
+    """The state after the `thin` transitions of a draw, and what is kept."""
     logdensity_fn, constrain = both()
 
     def transition(state, key):
@@ -149,7 +158,6 @@ def _draw(both, sampler, thin, names, rng_key, parameters, state, index):
         state, info = step_chains(kernel, key, state)
         return state, _numbers(info, state.logdensity.shape)
 
-    key = jax.random.fold_in(rng_key, index)
     if thin == 1:
         state, info = transition(state, key)
     else:

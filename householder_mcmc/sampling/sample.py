@@ -30,8 +30,10 @@ __all__ = ["Until", "continue_run", "sample"]
 # Until there is enough, a run is looked at when it has grown by this factor, so that looking costs little.
 _GROWTH = 1.5
 
-# Seconds between looks at whether a warm-up is done: an interrupt is heard as soon.
-_PATIENCE = 0.02
+# Seconds between looks at whether a warm-up is done, at most: an interrupt is heard as soon. At first they are this
+# share of the time, which is what a short warm-up loses by it.
+_PATIENCE = 0.05
+_SHARE = 0.02
 
 
 class Until(NamedTuple):
@@ -219,8 +221,9 @@ def _wait(results, bar):
     """The results, once they are there. Python hears an interrupt meanwhile, which it does not inside of XLA."""
     begins, leaves = time.perf_counter(), jax.tree.leaves(results)
     while not all(leaf.is_ready() for leaf in leaves):
-        time.sleep(_PATIENCE)
-        bar.show(f"warming up, {time.perf_counter() - begins:.0f} s")
+        seconds = time.perf_counter() - begins
+        time.sleep(min(_PATIENCE, 1e-4 + _SHARE * seconds))
+        bar.show(f"warming up, {seconds:.0f} s")
     return jax.block_until_ready(results)
 
 
