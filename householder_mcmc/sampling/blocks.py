@@ -20,7 +20,7 @@ from householder_mcmc.results import arviz
 from householder_mcmc.sampling.model import Model
 from householder_mcmc.sharing import program
 
-__all__ = ["Draws", "Plan", "draw_blocks", "empty_draws"]
+__all__ = ["Draws", "Plan", "draw_blocks", "empty_draws", "require_names"]
 
 # A block takes about so many seconds: the bar moves, and an interrupt is heard soon.
 _SECONDS = 0.5
@@ -29,7 +29,7 @@ _SECONDS = 0.5
 # this factor each.
 _FIRST, _GROWTH = 4, 8
 
-# Sizes of a block if the user names none: no more draws, and no more bytes, where two blocks are held at once.
+# A block has no more draws, and no more bytes, where two blocks are held at once.
 _MOST_DRAWS = 1000
 _MOST_BYTES = 2**26
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     """How chains are run.
 
     sampler: its kernel. thin: transitions for a draw. names: of the variables to keep, None for all. block_size: most
-    draws of a block, None for a size that fits the memory.
+    draws of a block, None for as many as fit the memory.
     """
 
     sampler: Sampler
@@ -67,8 +67,10 @@ def draw_blocks(
 
     While the caller works with a block, the next one is computed.
     """
-    size = plan.block_size or _fitting_size(model, plan, rng_key, parameters, state)
+    # The program is the same whatever the block size is, so that its draws are, bit for bit.
+    size = _fitting_size(model, plan, rng_key, parameters, state)
     run = _run(_both(model), plan.sampler, plan.thin, plan.names, size)
+    size = min(size, plan.block_size or size)
     num_begun, most, is_ready = 0, min(_FIRST, size), time.perf_counter()
 
     def begin(state):
@@ -88,7 +90,7 @@ def draw_blocks(
 
 
 def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any) -> Draws:
-    """No draws, with the shapes and types of those of a run. Raises ValueError on names that no variables have."""
+    """No draws, with the shapes and types of those of a run."""
     shapes = _shapes(model, plan, rng_key, parameters, state)
     return jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes)
 
@@ -163,14 +165,21 @@ def _draw(both, sampler, thin, names, parameters, state, key):
     else:
         state, infos = jax.lax.scan(transition, state, jax.random.split(key, thin))
         info = jax.tree.map(_of_thinned, infos)
+    if names is None and constrain is None:
+        return state, Draws(state.position, state.logdensity, info, {})
     variables = state.position if constrain is None else jax.vmap(constrain)(state.position)
     variables = dict(zip(arviz.names(variables), jax.tree.leaves(variables), strict=True))
     if names is None:
-        return state, Draws(state.position, state.logdensity, info, {} if constrain is None else variables)
-    unknown = sorted(set(names) - set(variables))
-    if unknown:
-        raise ValueError(f"store has {unknown}, which are no variables; there are {sorted(variables)}.")
+        return state, Draws(state.position, state.logdensity, info, variables)
     return state, Draws(None, state.logdensity, info, {name: variables[name] for name in names})
+
+
+def require_names(model: Model, names: tuple[str, ...] | None, positions: Any) -> None:
+    """Raise ValueError if names are not of variables, or two variables have the same. positions: of chains."""
+    found = arviz.names(jax.eval_shape(jax.vmap(model.variables), positions))
+    unknown = sorted(set(names or ()) - set(found))
+    if unknown:
+        raise ValueError(f"store has {unknown}, which are no variables; there are {sorted(found)}.")
 
 
 def _numbers(info, shape):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -65,7 +66,13 @@ def from_pymc(model: Any = None) -> Model:
 
     def compiled(outputs):
         function = get_jaxified_graph(inputs=model.value_vars, outputs=outputs)
-        return lambda position: function(*(position[name] for name in order))
+
+        def evaluate(position):
+            with warnings.catch_warnings():  # in float32 PyMC asks for float64 at every constant
+                warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
+                return function(*(position[name] for name in order))
+
+        return evaluate
 
     logdensity = compiled([model.logp()])
     read = get_default_varnames(model.unobserved_value_vars, include_transformed=False)

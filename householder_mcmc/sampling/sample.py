@@ -17,7 +17,7 @@ from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.learners.two_ended import two_ended
 from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.results import diagnostics
-from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws
+from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws, require_names
 from householder_mcmc.sampling.files import Folder
 from householder_mcmc.sampling.model import Model, as_model
 from householder_mcmc.sampling.nuts import ALL_SAMPLERS
@@ -105,7 +105,7 @@ def sample(
     progress
         Show a bar with the step size, the number of divergences and R-hat, and in the end the warnings.
     block_size
-        Most draws of a block, after which Python looks at the run. Draws do not depend on it.
+        Most draws of a block, after which Python looks at the run, at most 1000. Draws do not depend on it.
 
     Returns
     -------
@@ -142,6 +142,7 @@ def sample(
         positions: Any = initial
     else:
         positions = find_starts(model, initial, starts, key_starts, num_chains)
+    require_names(model, plan.names, positions.position if isinstance(initial, AdaptiveState) else positions)
 
     bar = Progress(progress)
     run = warmup(model.logdensity, scheme or two_ended(), num_chains, sampler=plan.sampler)
@@ -236,12 +237,14 @@ def _plan(sampler, thin, store, block_size):
     if block_size is not None:
         block_size = require_integer("block_size", block_size)
     is_folder = isinstance(store, str | Path)
-    if store is not None and not is_folder and not (store and all(isinstance(name, str) for name in store)):
+    is_names = isinstance(store, Sequence) and store and all(isinstance(name, str) for name in store)
+    if store is not None and not is_folder and not is_names:
         raise TypeError(f"store must be names of variables, or a folder, got {store!r}.")
     names = None if store is None or is_folder else tuple(store)
-    if is_folder:
-        Folder.require_new(Path(store))
-    return Plan(found, require_integer("thin", thin), names, block_size), Path(store) if is_folder else None
+    folder = Path(store) if is_folder else None
+    if folder is not None:
+        Folder.require_new(folder)
+    return Plan(found, require_integer("thin", thin), names, block_size), folder
 
 
 def _require_until(until, num_draws):

@@ -50,11 +50,10 @@ def _as_floats(initial):
     require_numbers(initial)
 
     def convert(path, leaf):
-        try:
-            value = jnp.asarray(float(leaf) if type(leaf) is int else leaf)
-        except TypeError:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
             where = jax.tree_util.keystr(path)
-            raise TypeError(f"initial{where} must be an array, got {type(leaf).__name__}.") from None
+            raise TypeError(f"initial{where} must be an array, got {type(leaf).__name__}.")
+        value = jnp.asarray(float(leaf) if type(leaf) is int else leaf)
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"initial{jax.tree_util.keystr(path)} must be floating point, got {value.dtype}.")
         return value
