@@ -146,8 +146,8 @@ def sample(
 
     bar = Progress(progress)
     run = warmup(model.logdensity, scheme or two_ended(), num_chains, sampler=plan.sampler)
-    bar.show("warming up")
     try:
+        bar.show("warming up")
         (state, parameters), info = _wait(run.run(key_warmup, positions, num_warmup), bar)
     except BaseException:
         bar.end()
