@@ -1,7 +1,7 @@
 """Adaptive MCMC with Householder preconditioners for JAX and BlackJAX.
 
 A preconditioner L (`preconditioners/`) is learnt from draws by a scheme (`learners/`) and used by a kernel (`mcmc/`);
-`adaptation/` runs chains and learner together.
+`adaptation/` runs chains and learner together, and `sampling/` goes from a model to an answer in one call.
 """
 
 from householder_mcmc import variational
@@ -42,6 +42,11 @@ from householder_mcmc.preconditioners.maps import (
 from householder_mcmc.preconditioners.metric import to_metric
 from householder_mcmc.results.arviz import to_arviz
 from householder_mcmc.results.diagnose import diagnose
+from householder_mcmc.sampling.model import Model, constrained
+from householder_mcmc.sampling.numpyro import from_numpyro
+from householder_mcmc.sampling.pymc import from_pymc
+from householder_mcmc.sampling.result import Result, load, save
+from householder_mcmc.sampling.sample import Until, sample
 
 __version__ = "0.1.0"
 
@@ -64,15 +69,19 @@ __all__ = [
     "LowRank",
     "MALAInfo",
     "MetricCoreState",
+    "Model",
     "Preconditioner",
+    "Result",
     "Sampler",
     "Scheme",
+    "Until",
     "Warmup",
     "WarmupInfo",
     "WarmupResults",
     "adaptive_mala",
     "arrive",
     "as_preconditioner",
+    "constrained",
     "dense",
     "diagnose",
     "diagonal",
@@ -80,14 +89,19 @@ __all__ = [
     "eigen_identity",
     "fixed",
     "for_blackjax",
+    "from_numpyro",
+    "from_pymc",
     "growing_memory",
     "hmc",
+    "load",
     "mala",
     "metric_core",
     "none",
     "online_pca",
     "power_decay",
     "reflections",
+    "sample",
+    "save",
     "to_arviz",
     "to_integrator",
     "to_metric",

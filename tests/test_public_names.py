@@ -28,9 +28,12 @@ def test_every_public_name_has_a_docstring(name):
         (hm.adaptive_mala, "adaptive_mala(logdensity_fn: "),
         (hm.warmup, "warmup(logdensity_fn: "),
         (hm.two_ended, "two_ended(rank: "),
+        (hm.sample, "sample(model: "),
+        (hm.constrained, "constrained(logdensity: "),
+        (hm.Result.extend, "extend(self, num_draws: "),
         (hm.warmup(lambda x: x, hm.none()).run, "run(rng_key: "),
     ],
-    ids=["hmc", "mala", "adaptive_mala", "warmup", "two_ended", "run"],
+    ids=["hmc", "mala", "adaptive_mala", "warmup", "two_ended", "sample", "constrained", "extend", "run"],
 )
 def test_help_shows_signature_and_docstring(thing, first):
     text = pydoc.plain(pydoc.render_doc(thing))
@@ -46,6 +49,8 @@ def test_help_shows_signature_and_docstring(thing, first):
         ("adaptation.warmup", "WarmupInfo"),
         ("learners.two_ended", "TwoEndedState"),
         ("preconditioners.reflections", "compact"),
+        ("sampling.sample", "Until"),
+        ("sampling.numpyro", "from_numpyro"),
     ],
 )
 def test_a_module_is_a_module_whenever_it_is_imported(module, name):

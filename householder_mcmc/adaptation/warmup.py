@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
+from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.arrival import are_far, arrive

@@ -51,6 +51,7 @@ class HMCInfo(NamedTuple):
     is_divergent (): whether the energy grew by more than 1000 along the trajectory, or to what is not finite: the
     target has narrow places that these steps are too long for, which the chain may never enter.
     num_integration_steps (): steps, of one gradient each.
+    energy (): minus the log-density where the transition ends, plus the kinetic energy there.
     """
 
     acceptance_rate: Array
@@ -58,6 +59,7 @@ class HMCInfo(NamedTuple):
     is_nonfinite: Array
     is_divergent: Array
     num_integration_steps: Array
+    energy: Array
 
 
 def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
@@ -126,8 +128,10 @@ def build_kernel() -> Callable:
         _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, one_step, begin)
         log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
         state, choice = accept_or_reject(key_accept, log_ratio, state, end)
+        is_accepted = choice[1]
+        energy = jnp.sum(jnp.where(is_accepted, end_momentum, momentum) ** 2) / 2 - state.logdensity
         is_divergent = ~((log_ratio >= -_DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
-        return state, HMCInfo(*choice, is_divergent, num_steps)
+        return state, HMCInfo(*choice, is_divergent, num_steps, energy)
 
     return kernel
 

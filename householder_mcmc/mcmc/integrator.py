@@ -92,7 +92,7 @@ def for_blackjax(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def rotate(
-    start: Array, move: Array, momentum: Array, time: Array | float, frequency: Array | float = 1.0
+    start: Array | float, move: Array, momentum: Array, time: Array | float, frequency: Array | float = 1.0
 ) -> tuple[Array, Array]:
     """The whitened positions start + move, and momenta, some time later: (move, momentum), all (d,).
 

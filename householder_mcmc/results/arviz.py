@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["names", "label", "named_draws", "ravelled_draws", "to_arviz"]
+__all__ = ["names", "label", "named_draws", "ravelled_draws", "statistics", "from_groups", "to_arviz"]
 
 # The names of ArviZ's schema, where they differ from BlackJAX's.
 _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num_trajectory_expansions": "tree_depth"}
@@ -84,16 +84,21 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
         results = hm.to_arviz(states, infos)
         arviz.summary(results)
     """
-    import arviz
-
     if chain_axis not in (0, 1):
         raise ValueError(f"chain_axis must be 0 or 1, got {chain_axis}.")
     groups: dict[str, Any] = _groups(states, infos, chain_axis, step_size)
     if warmup is not None:
         groups |= {f"warmup_{name}": group for name, group in _groups(*warmup, chain_axis).items()}
+    return from_groups(groups)
+
+
+def from_groups(groups: dict[str, Any], **options: Any):
+    """InferenceData or DataTree of {group: {variable: (num_chains, num_draws, ...)}}. options: coords, dims."""
+    import arviz
+
     if arviz.__version__.startswith("0."):
-        return arviz.from_dict(**groups, save_warmup=True)
-    return arviz.from_dict(groups, save_warmup=True)
+        return arviz.from_dict(**groups, **options, save_warmup=True)
+    return arviz.from_dict(groups, **options, save_warmup=True)
 
 
 def _groups(states, infos, chain_axis, step_size=None):
@@ -103,22 +108,27 @@ def _groups(states, infos, chain_axis, step_size=None):
             lambda leaf: np.expand_dims(leaf, chain_axis), (logdensity, states, infos)
         )
     variables = named_draws(getattr(states, "position", states), chain_axis)
-    num_chains, num_draws = next(iter(variables.values())).shape[:2]
+    shape = next(iter(variables.values())).shape[:2]
+    found = statistics(infos, logdensity, shape, chain_axis, step_size)
+    return {"posterior": variables} | ({"sample_stats": found} if found else {})
+
+
+def statistics(infos, logdensity, shape: tuple[int, int], chain_axis: int = 1, step_size=None) -> dict[str, np.ndarray]:
+    """What infos and log-densities say of each draw, by ArviZ's names. shape: (num_chains, num_draws), as of each."""
 
     def per_draw(value):
         """(num_chains, num_draws), if there is a number for each draw."""
-        shape = getattr(value, "shape", None)
-        if shape == ((num_chains, num_draws) if chain_axis == 0 else (num_draws, num_chains)):
+        found = getattr(value, "shape", None)
+        if found == (shape if chain_axis == 0 else shape[::-1]):
             return np.moveaxis(np.asarray(value), chain_axis, 0)
-        return np.broadcast_to(value, (num_chains, num_draws)) if shape == (num_draws,) else None
+        return np.broadcast_to(value, shape) if found == shape[1:] else None
 
-    statistics = {_SCHEMA.get(name, name): per_draw(value) for name, value in _fields(infos).items()}
-    statistics["lp"] = per_draw(logdensity)
+    values = {_SCHEMA.get(name, name): per_draw(value) for name, value in _fields(infos).items()}
+    values["lp"] = per_draw(logdensity)
     if step_size is not None:
-        statistics["step_size"] = np.broadcast_to(np.asarray(step_size)[..., None], (num_chains, num_draws))
-    statistics = {name: value for name, value in statistics.items() if value is not None}
-    return {"posterior": variables} | ({"sample_stats": statistics} if statistics else {})
+        values["step_size"] = np.broadcast_to(np.asarray(step_size)[..., None], shape)
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _fields(record):
+def _fields(record: Any) -> dict[str, Any]:
     return record._asdict() if hasattr(record, "_asdict") else {}

@@ -197,6 +197,7 @@ def test_a_center_that_is_not_finite_gives_leapfrog_steps(step_size, x64):
     ours, our_info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, center), start)
     np.testing.assert_array_equal(our_info.num_integration_steps, info.num_integration_steps)
     np.testing.assert_allclose(ours, leapfrog, rtol=1e-9, atol=1e-9)
+    step_size = min(step_size, 1.1)  # a longer one takes this density to 1e28
     state = new_integrator_state(skewed_logdensity, start, jnp.linspace(1, -2, DIM))
     expected = blackjax.mcmc.integrators.velocity_verlet(
         skewed_logdensity, hm.to_metric(preconditioner).kinetic_energy

@@ -1,0 +1,1 @@
+"""From a model to an answer in one call: models, the call, its result and its files."""

@@ -1,0 +1,195 @@
+"""Transitions of frozen chains in blocks: one compiled program, run from Python as often as there is need.
+
+Between blocks Python stores the draws, shows how far it is and can be interrupted. Draw i has the key
+fold_in(rng_key, i), so that draws do not depend on where blocks end.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from householder_mcmc.adaptation.samplers import Sampler
+from householder_mcmc.mcmc.chains import step_chains
+from householder_mcmc.results import arviz
+from householder_mcmc.sampling.model import Model
+from householder_mcmc.sharing import program
+
+__all__ = ["Draws", "Plan", "draw_blocks", "empty_draws", "require_names"]
+
+# A block takes about so many seconds: the bar moves, and an interrupt is heard soon.
+_SECONDS = 0.5
+
+# The first block has so many draws, because it is not known how long one takes. The next ones have more, by at most
+# this factor each.
+_FIRST, _GROWTH = 4, 8
+
+# A block has no more draws, and no more bytes, where two blocks are held at once.
+_MOST_DRAWS = 1000
+_MOST_BYTES = 2**26
+
+
+class Draws(NamedTuple):
+    """What is kept of draws; leaves (num_draws, num_chains, ...).
+
+    position: unconstrained, None if only some variables are kept. logdensity. infos: of the sampler. variables: what
+    the user reads, by name.
+    """
+
+    position: Any
+    logdensity: Any
+    infos: Any
+    variables: dict[str, Any]
+
+
+class Plan(NamedTuple):
+    """How chains are run.
+
+    sampler: its kernel. thin: transitions for a draw. names: of the variables to keep, None for all. block_size: most
+    draws of a block, None for as many as fit the memory.
+    """
+
+    sampler: Sampler
+    thin: int = 1
+    names: tuple[str, ...] | None = None
+    block_size: int | None = None
+
+
+def draw_blocks(
+    model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any, first: int, num_draws: int
+) -> Iterator[tuple[Any, Draws]]:
+    """Blocks of draws first, ..., first + num_draws - 1: the state of the chains after each, and its draws.
+
+    While the caller works with a block, the next one is computed.
+    """
+    # The program is the same whatever the block size is, so that its draws are, bit for bit.
+    size = _fitting_size(model, plan, rng_key, parameters, state)
+    run = _run(_both(model), plan.sampler, plan.thin, plan.names, size)
+    size = min(size, plan.block_size or size)
+    num_begun, most, is_ready = 0, min(_FIRST, size), time.perf_counter()
+
+    def begin(state):
+        """Start a block, and return at once."""
+        num, begins = min(most, num_draws - num_begun), time.perf_counter()
+        return *run(rng_key, parameters, state, np.uint32(first + num_begun), np.int32(num)), num, begins
+
+    block = begin(state) if num_draws else None
+    while block is not None:
+        state, kept, num, begins = block
+        num_begun += num
+        block = begin(state) if num_begun < num_draws else None
+        jax.block_until_ready(kept)
+        begins, is_ready = max(begins, is_ready), time.perf_counter()
+        most = int(np.clip(_SECONDS * num / (is_ready - begins), 1, min(size, _GROWTH * num)))
+        yield state, _to_numpy(kept, num)
+
+
+def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any) -> Draws:
+    """No draws, with the shapes and types of those of a run."""
+    shapes = _shapes(model, plan, rng_key, parameters, state)
+    return jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes)
+
+
+def _to_numpy(kept, num):
+    # copies, because a view would hold all of the block in memory
+    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:num]), kept)
+
+
+def _fitting_size(model, plan, rng_key, parameters, state):
+    leaves = jax.tree.leaves(_shapes(model, plan, rng_key, parameters, state))
+    return int(np.clip(_MOST_BYTES // sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), 1, _MOST_DRAWS))
+
+
+def _shapes(model, plan, rng_key, parameters, state):
+    draw: Any = _one_draw(_both(model), plan.sampler, plan.thin, plan.names)
+    return draw.eval_shape(parameters, state, rng_key)[1]
+
+
+@program
+def _one_draw(both, sampler, thin, names):
+    def one_draw(parameters, state, key):  # never compiled: its shapes are asked for, and kept
+        return _draw(both, sampler, thin, names, parameters, state, key)
+
+    return one_draw
+
+
+def _both(model: Model) -> Callable:
+    """A function without arguments that returns log-density and `constrain`, the same one for the same two."""
+    try:
+        return _find_both(model.logdensity, model.constrain)
+    except TypeError:  # a log-density that cannot be hashed
+        return _find_both.__wrapped__(model.logdensity, model.constrain)
+
+
+@functools.lru_cache(16)  # as many as there are programs
+def _find_both(logdensity, constrain):
+    return lambda: (logdensity, constrain)
+
+
+@program
+def _run(both, sampler, thin, names, block_size):
+    def run(rng_key, parameters, state, first, num_draws):
+        """The state after `num_draws` draws, at most block_size, and `Draws` of length block_size."""
+        keys = jax.vmap(partial(jax.random.fold_in, rng_key))(first + jnp.arange(block_size, dtype=first.dtype))
+        draw = partial(_draw, both, sampler, thin, names, parameters)
+        shapes = jax.eval_shape(draw, state, keys[0])[1]
+        kept = jax.tree.map(lambda leaf: jnp.zeros((block_size, *leaf.shape), leaf.dtype), shapes)
+
+        def one_draw(i, carry):
+            state, kept = carry
+            state, new = draw(state, keys[i])
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+            return state, jax.tree.map(lambda leaf, row: put(leaf, row), kept, new)
+
+        return jax.lax.fori_loop(0, num_draws, one_draw, (state, kept))
+
+    return run
+
+
+def _draw(both, sampler, thin, names, parameters, state, key):
+    """The state after the `thin` transitions of a draw, and what is kept."""
+    logdensity_fn, constrain = both()
+
+    def transition(state, key):
+        kernel: Callable = lambda key, chain: sampler.kernel(key, chain, logdensity_fn, **parameters)  # noqa: E731
+        state, info = step_chains(kernel, key, state)
+        return state, _numbers(info, state.logdensity.shape)
+
+    if thin == 1:
+        state, info = transition(state, key)
+    else:
+        state, infos = jax.lax.scan(transition, state, jax.random.split(key, thin))
+        info = jax.tree.map(_of_thinned, infos)
+    if names is None and constrain is None:
+        return state, Draws(state.position, state.logdensity, info, {})
+    variables = state.position if constrain is None else jax.vmap(constrain)(state.position)
+    variables = dict(zip(arviz.names(variables), jax.tree.leaves(variables), strict=True))
+    if names is None:
+        return state, Draws(state.position, state.logdensity, info, variables)
+    return state, Draws(None, state.logdensity, info, {name: variables[name] for name in names})
+
+
+def require_names(model: Model, names: tuple[str, ...] | None, positions: Any) -> None:
+    """Raise ValueError if names are not of variables, or two variables have the same. positions: of chains."""
+    found = arviz.names(jax.eval_shape(jax.vmap(model.variables), positions))
+    unknown = sorted(set(names or ()) - set(found))
+    if unknown:
+        raise ValueError(f"store has {unknown}, which are no variables; there are {sorted(found)}.")
+
+
+def _numbers(info, shape):
+    """The info without fields that are not one number for each chain."""
+    others = [name for name, value in info._asdict().items() if getattr(value, "shape", None) != shape]
+    return info._replace(**dict.fromkeys(others))
+
+
+def _of_thinned(values):
+    """Of transitions (thin, num_chains): whether any had the flag, the sum of counts, the last one's number."""
+    if values.dtype == bool:
+        return jnp.any(values, axis=0)
+    return jnp.sum(values, axis=0, dtype=values.dtype) if jnp.issubdtype(values.dtype, jnp.integer) else values[-1]

@@ -1,0 +1,80 @@
+"""A line on the terminal that says how far a run is."""
+
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["Progress"]
+
+_LENGTH = 20
+
+# R-hat is shown of so many coordinates at most, the first ones, so that the line costs little.
+_MOST_COORDINATES = 1000
+
+
+class Progress:
+    """Written to standard error between blocks; on a terminal over itself, else once at the end."""
+
+    def __init__(self, is_shown: bool):
+        self.is_shown = is_shown
+        self.is_terminal = is_shown and sys.stderr.isatty()
+        self.begins, self.num_divergent, self.moments = time.perf_counter(), 0, None
+        self.text = ""
+
+    def show(self, text: str) -> None:
+        """The line is now this text, over the one of before."""
+        if self.is_terminal:
+            print(f"\r{text:<{len(self.text)}}", end="", file=sys.stderr, flush=True)
+        self.text = text
+
+    def follow(self, draws: Any, num_done: int, num_draws: int, step_size: Any) -> None:
+        """After a block of draws: how many there are, of how many, and the state of the chains."""
+        if not self.is_shown:
+            return
+        self.num_divergent += int(np.sum(getattr(draws.infos, "is_divergent", 0)))
+        self.moments = _combined(self.moments, _moments(draws.position if draws.position is not None else draws))
+        seconds = time.perf_counter() - self.begins
+        self.show(
+            f"{_bar(num_done / num_draws)} {num_done}/{num_draws} draws, step size {float(step_size):.3g}, "
+            f"{self.num_divergent} divergent{_rhat(self.moments)}, {seconds:.0f} s"
+        )
+
+    def end(self) -> None:
+        """Leave the line, and begin the next."""
+        if self.is_shown and self.text:
+            print("" if self.is_terminal else self.text, file=sys.stderr, flush=True)
+        self.text = ""
+
+
+def _bar(part):
+    return f"[{'#' * round(_LENGTH * part):<{_LENGTH}}]"
+
+
+def _moments(positions):
+    """Number of draws, and of each chain mean and sum of squares about it, (num_chains, d)."""
+    leaves = [leaf.reshape(*leaf.shape[:2], -1)[:, :, :_MOST_COORDINATES] for leaf in jax.tree.leaves(positions)]
+    x = np.concatenate(leaves, axis=2)[:, :, :_MOST_COORDINATES].astype(np.float64)
+    return len(x), x.mean(axis=0), np.sum((x - x.mean(axis=0)) ** 2, axis=0)
+
+
+def _combined(old, new):
+    """Moments of both. Source: Chan, Golub & LeVeque (1983)."""
+    if old is None:
+        return new
+    (n, mean, squares), (m, new_mean, new_squares) = old, new
+    change = new_mean - mean
+    return n + m, mean + change * (m / (n + m)), squares + new_squares + change**2 * (n * m / (n + m))
+
+
+def _rhat(moments):
+    """The largest R-hat, in words, without splits and ranks: sqrt(1 - 1/n + variance of means / mean of variances)."""
+    n, means, squares = moments
+    if n < 2 or len(means) < 2:
+        return ""
+    within = np.mean(squares, axis=0) / (n - 1)
+    between = np.var(means, axis=0, ddof=1)
+    is_known = within > 0
+    return f", R-hat {np.sqrt(1 - 1 / n + np.max(between[is_known] / within[is_known], initial=0)):.3f}"

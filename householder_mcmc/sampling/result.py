@@ -1,0 +1,303 @@
+"""What `hm.sample` returns: arrays, and what they say."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from householder_mcmc.adaptation.warmup import WarmupInfo
+from householder_mcmc.results import arviz, diagnostics
+from householder_mcmc.results.diagnose import diagnose
+from householder_mcmc.sampling.blocks import Draws, Plan
+from householder_mcmc.sampling.files import Folder, read_tree, write_tree
+from householder_mcmc.sampling.model import Model, as_model
+from householder_mcmc.sampling.nuts import ALL_SAMPLERS
+from householder_mcmc.sampling.summary import Summary, summarise
+
+__all__ = ["Result", "as_key", "begin_folder", "load", "save", "write_block"]
+
+# Draws whose predictions or likelihoods are computed at once.
+_BATCH = 100
+
+# Files of a folder beside those of its draws: what is known when it begins, and what each block replaces.
+_RUN, _STATE = "run.npz", "state.npz"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Draws of chains, and how they came about.
+
+    model: what was sampled. plan: sampler, thinning and what is kept. rng_key: of the draws. parameters: of the frozen
+    kernel, as from `hm.warmup`. warmup_info: a `WarmupInfo`. state: last states of the chains. trace: what is kept of
+    each draw, leaves (num_draws, num_chains, ...). notes: what happened in the run, in words. folder: where draws
+    are streamed to, or None.
+    """
+
+    model: Model
+    plan: Plan
+    rng_key: Any
+    parameters: dict[str, Any]
+    warmup_info: WarmupInfo
+    state: Any
+    trace: Draws
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    def __repr__(self):
+        return f"Result({self.num_chains} chains, {self.num_draws} draws each: {', '.join(self.draws)})"
+
+    @property
+    def num_draws(self) -> int:
+        """Draws of each chain."""
+        return self.trace.logdensity.shape[0]
+
+    @property
+    def num_chains(self) -> int:
+        return self.trace.logdensity.shape[1]
+
+    @property
+    def draws(self) -> dict[str, np.ndarray]:
+        """Variables by name, as the user reads them, (num_chains, num_draws, ...)."""
+        return arviz.named_draws(self.trace.variables or self.trace.position)
+
+    @property
+    def positions(self) -> Any:
+        """Unconstrained positions, leaves (num_chains, num_draws, ...); None if only some variables were kept."""
+        return _chains_first(self.trace.position)
+
+    @property
+    def logdensity(self) -> np.ndarray:
+        """Of the unconstrained positions, (num_chains, num_draws)."""
+        return _chains_first(self.trace.logdensity)
+
+    @property
+    def infos(self) -> Any:
+        """What happened in each transition, (num_chains, num_draws). If thinned, in all since the last draw.
+
+        Then a flag says that one of them had it, counts are summed, and other numbers are those of the last one.
+        """
+        return _chains_first(self.trace.infos)
+
+    @functools.cached_property
+    def warnings(self) -> list[str]:
+        """Reasons to distrust the draws, one sentence each: what happened, what the draws show, and the warm-up."""
+        found = list(self.notes)
+        if self.num_draws:
+            x, label = self.columns()
+            bulk, _, rhat = diagnostics.ess_and_rhat(x)
+            rates = np.mean(self.infos.acceptance_rate, axis=1)
+            found += diagnostics.warnings(x, rates, bulk, diagnostics.tail_ess(x), rhat, label)
+        target = self.plan.sampler.target_acceptance_rate
+        return found + diagnose(self.warmup_info, self.parameters, self.infos, target_acceptance_rate=target)
+
+    def columns(self) -> tuple[np.ndarray, Callable[[int], str]]:
+        """What warnings are about, (num_chains, num_draws, d), and a name for each column.
+
+        The position, all of which moves. Deterministic variables may be constant.
+        """
+        variables: Any = self.draws if self.trace.position is None else self.positions
+        leaves = [np.asarray(leaf).reshape(self.num_chains, self.num_draws, -1) for leaf in jax.tree.leaves(variables)]
+        x = np.concatenate(leaves, axis=2)
+        one = jax.tree.map(lambda leaf: leaf[0, 0], variables)
+        if self.trace.position is not None:
+            return x, functools.partial(arviz.label, one)
+        moves = np.flatnonzero(np.any(x != x[:, :1], axis=(0, 1)))
+        return x[:, :, moves], lambda index: arviz.label(one, int(moves[index]))
+
+    def summary(self) -> Summary:
+        """A table with a row for each number of each variable: print it, or read `result.summary()["theta[2]"].mean`.
+
+        mean, sd, quantiles (5%, 50%, 95%), Monte Carlo standard error of the mean, ESS of the bulk and of the tails,
+        and R-hat. The last four are NaN of fewer than 4 draws.
+        """
+        if not self.num_draws:
+            raise ValueError("there are no draws.")
+        return summarise(self.draws)
+
+    def to_arviz(self, *, coords=None, dims=None, log_likelihood: bool = False, posterior_predictive: bool = False):
+        """ArviZ's InferenceData (ArviZ 0.23) or DataTree (1.x) of draws and sample statistics.
+
+        Parameters
+        ----------
+        coords, dims
+            Dimension -> labels, and variable -> names of its dimensions, beside those of the model.
+        log_likelihood, posterior_predictive
+            Whether to compute these groups too, which takes an evaluation of the model for each draw.
+
+        Raises
+        ------
+        ImportError
+            Without ArviZ.
+        ValueError
+            If the model cannot give a group that is asked for.
+        """
+        statistics = arviz.statistics(
+            self.infos, self.logdensity, self.logdensity.shape, chain_axis=0, step_size=self.parameters["step_size"]
+        )
+        groups: dict[str, Any] = {"posterior": self.draws, "sample_stats": statistics}
+        if log_likelihood:
+            groups["log_likelihood"] = self.log_likelihood()
+        if posterior_predictive:
+            groups["posterior_predictive"] = self.posterior_predictive()
+        coords, dims = {**(self.model.coords or {}), **(coords or {})}, {**(self.model.dims or {}), **(dims or {})}
+        return arviz.from_groups(groups, coords=coords or None, dims=dims or None)
+
+    def log_likelihood(self) -> dict[str, np.ndarray]:
+        """Log-density of each observation at each draw, by name, (num_chains, num_draws, ...).
+
+        Raises ValueError if the model has no `log_likelihood`, or if positions were not kept.
+        """
+        function = self.model.log_likelihood
+        if function is None:
+            raise ValueError("the model has no log_likelihood: see hm.Model.")
+        return self._of_each_draw(lambda position, index: function(position))
+
+    def posterior_predictive(self, rng_key: Any = 0) -> dict[str, np.ndarray]:
+        """A new value of each observed variable for each draw, by name, (num_chains, num_draws, ...).
+
+        rng_key: a key or a seed. Raises ValueError if the model has no `predict`, or if positions were not kept.
+        """
+        function = self.model.predict
+        if function is None:
+            raise ValueError(
+                "the model has no predict: see hm.Model. (Of PyMC: pymc.sample_posterior_predictive(result.to_arviz(), "
+                "model).)"
+            )
+        key = as_key(rng_key)
+        return self._of_each_draw(lambda position, index: function(jax.random.fold_in(key, index), position))
+
+    def _of_each_draw(self, function):
+        """function(position, index of the draw among all) for each draw, leaves (num_chains, num_draws, ...)."""
+        if self.trace.position is None:
+            raise ValueError("positions were not kept, because `store` named variables.")
+        shape = self.logdensity.shape
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self.positions)
+        indices = np.arange(np.prod(shape), dtype=np.uint32)
+        run = jax.jit(lambda *xs: jax.lax.map(lambda x: function(*x), xs, batch_size=_BATCH))
+        values = run(flat, indices)
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), values)
+
+    def extend(self, num_draws: int, *, until=None, progress: bool = True) -> "Result":
+        """The result with `num_draws` more draws of each chain, as though the run had not been stopped.
+
+        The draws are the same, bit for bit, as those of one longer run. until, progress: as for `hm.sample`. Raises
+        ValueError if the result was loaded without its model.
+        """
+        from householder_mcmc.sampling.sample import continue_run  # which makes Results
+
+        return continue_run(self, num_draws, until, progress)
+
+
+def _chains_first(tree):
+    return jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), tree)
+
+
+def as_key(rng_key: Any) -> Any:
+    """A random key, of a seed or as it is. Raises TypeError on anything else."""
+    if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
+        if not 0 <= rng_key < 2**32:
+            raise ValueError(f"a seed must be from 0 to 2^32 - 1, got {rng_key}.")
+        return jax.random.key(int(rng_key))
+    dtype, shape = getattr(rng_key, "dtype", None), getattr(rng_key, "shape", None)
+    is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    if is_typed or dtype == np.uint32 and shape is not None and len(shape) == 1:
+        return rng_key
+    raise TypeError(f"rng_key must be a seed or a random key, got {rng_key!r}.")
+
+
+def save(path: str | Path, result: Result) -> None:
+    """Write a result to one .npz file, without pickle; `hm.load` reads it.
+
+    The file has the draws under their place in the result. (A result that is streamed to a folder is on disk already:
+    `hm.load` takes the folder.)
+
+    Raises
+    ------
+    TypeError
+        If `result` is none, or if positions are of other classes than dicts, lists, tuples and NamedTuples.
+    """
+    if not isinstance(result, Result):
+        raise TypeError(f"hm.save takes a path and a Result, got a {type(result).__name__}.")
+    write_tree(Path(path), {**_of_run(result), "state": result.state, "trace": result.trace})
+
+
+def load(path: str | Path, model: Any = None) -> Result:
+    """Read what `hm.save` wrote, or the folder that `hm.sample` streamed to.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder; that of a run which was killed has the draws of its last whole block.
+    model
+        The `hm.Model` or the log-density, as functions are not saved. Needed for `extend`, for predictions, and for
+        the model's coords and dims.
+
+    Raises
+    ------
+    ValueError
+        If the file is another.
+
+    Examples
+    --------
+    .. code::
+
+        hm.save("run.npz", result)
+        longer = hm.load("run.npz", model).extend(1000)
+    """
+    path = Path(path)
+    is_folder = path.is_dir()
+    saved = read_tree(path / _RUN if is_folder else path)
+    if not isinstance(saved, dict) or "plan" not in saved:
+        raise ValueError(f"{path} is no result of householder_mcmc.")
+    plan = saved["plan"]
+    if is_folder:
+        last = read_tree(path / _STATE)
+        saved |= {**last, "trace": Folder(path).read(saved["trace"], int(last["num_draws"]))}
+    names = None if plan["names"] is None else tuple(plan["names"])
+    block_size = None if plan["block_size"] is None else int(plan["block_size"])
+    return Result(
+        model=as_model(_missing if model is None else model),
+        plan=Plan(ALL_SAMPLERS[plan["sampler"]], int(plan["thin"]), names, block_size),
+        rng_key=saved["rng_key"],
+        parameters=saved["parameters"],
+        warmup_info=saved["warmup_info"],
+        state=saved["state"],
+        trace=saved["trace"],
+        notes=tuple(saved["notes"]),
+        folder=path if is_folder else None,
+    )
+
+
+def begin_folder(folder: Path, result: Result) -> None:
+    """Write what does not change while draws come."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tree(folder / _RUN, {**_of_run(result), "trace": result.trace})
+
+
+def write_block(folder: Path, draws: Draws, first: int, state: Any, notes: tuple[str, ...]) -> None:
+    """Put a block of draws after the first `first` ones, then the state after it."""
+    Folder(folder).write(draws, first)
+    num_draws = first + len(draws.logdensity)
+    write_tree(folder / _STATE, {"state": state, "num_draws": num_draws, "notes": list(notes)})
+
+
+def _missing(position):
+    raise ValueError("the result was loaded without its model: hm.load(path, model).")
+
+
+def _of_run(result):
+    names = {sampler: name for name, sampler in ALL_SAMPLERS.items()}
+    if result.plan.sampler not in names:
+        raise TypeError("a result of a sampler without a name cannot be saved.")
+    return {
+        "plan": {**result.plan._asdict(), "sampler": names[result.plan.sampler]},
+        "rng_key": result.rng_key,
+        "parameters": result.parameters,
+        "warmup_info": result.warmup_info,
+        "notes": list(result.notes),
+    }

@@ -1,0 +1,258 @@
+"""One call from a model to draws: starts, warm-up, frozen draws, and what they say."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from householder_mcmc.adaptation.adaptive import AdaptiveState
+from householder_mcmc.adaptation.samplers import Sampler
+from householder_mcmc.adaptation.warmup import warmup
+from householder_mcmc.learners.scheme import Scheme
+from householder_mcmc.learners.two_ended import two_ended
+from householder_mcmc.preconditioners.checks import require_integer
+from householder_mcmc.results import diagnostics
+from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws, require_names
+from householder_mcmc.sampling.files import Folder
+from householder_mcmc.sampling.model import Model, as_model
+from householder_mcmc.sampling.nuts import ALL_SAMPLERS
+from householder_mcmc.sampling.progress import Progress
+from householder_mcmc.sampling.result import Result, as_key, begin_folder, write_block
+from householder_mcmc.sampling.starts import find_starts
+
+__all__ = ["Until", "continue_run", "sample"]
+
+# Until there is enough, a run is looked at when it has grown by this factor, so that looking costs little.
+_GROWTH = 1.5
+
+# Seconds between looks at whether a warm-up is done, at most: an interrupt is heard as soon. At first they are this
+# share of the time, which is what a short warm-up loses by it.
+_PATIENCE = 0.05
+_SHARE = 0.02
+
+
+class Until(NamedTuple):
+    """When a run has enough draws.
+
+    ess: smallest bulk ESS of all coordinates. rhat: largest R-hat. max_draws: of a chain, at most; None for ten times
+    `num_draws`.
+    """
+
+    ess: float = 400.0
+    rhat: float = 1.01
+    max_draws: int | None = None
+
+
+def sample(
+    model: Model | Callable,
+    initial: Any = None,
+    rng_key: Any = 0,
+    *,
+    num_chains: int = 4,
+    num_warmup: int | None = None,
+    num_draws: int = 1000,
+    scheme: Scheme | None = None,
+    sampler: str | Sampler = "hmc",
+    starts: Any = None,
+    thin: int = 1,
+    until: Until | None = None,
+    store: str | Path | Sequence[str] | None = None,
+    progress: bool = True,
+    block_size: int | None = None,
+) -> Result:
+    """Sample a model: start chains apart, warm up, freeze the map, and draw.
+
+    Ctrl-C while draws come returns those that there are. `result.extend(num_draws)` goes on as though the run had not
+    been stopped.
+
+    Parameters
+    ----------
+    model
+        A `Model`, or a log-density: position -> log-density up to a constant.
+    initial
+        One position (a pytree of floating point arrays, unconstrained), from which each coordinate of each start is
+        drawn, uniformly within +-1; a function of a random key, which is called for each chain; or positions whose
+        leaves all have a leading axis of length num_chains. By default that of the model. A start where the log-density
+        is not finite is drawn again up to ten times, within half the distance each time. The `last_state` of a
+        `WarmupInfo` goes on with that warm-up.
+    rng_key
+        A random key, or a seed.
+    num_chains
+        Chains, which learn from each other.
+    num_warmup
+        Steps of the warm-up. By default it ends when it is done, see `hm.warmup`.
+    num_draws
+        Draws of each chain; the fewest if there is an `until`.
+    scheme
+        What is learnt, by default `hm.two_ended` of rank min(32, d).
+    sampler
+        "hmc", "mala", "nuts" (BlackJAX's, on our map), or a `Sampler`.
+    starts
+        Positions with a leading chain axis, where `initial` would not say which it is.
+    thin
+        Transitions for each draw that is kept.
+    until
+        `hm.Until(ess=400, rhat=1.01, max_draws=10_000)`: draw until there is enough of every coordinate. The run is
+        looked at when it has `num_draws` draws, and each time it has grown by half.
+    store
+        Names of the variables to keep; positions are not kept then. Or a new folder, to which all is written as it
+        comes, a `.npy` file for each variable: draws that do not fit the memory are mapped from there.
+    progress
+        Show a bar with the step size, the number of divergences and R-hat, and in the end the warnings.
+    block_size
+        Most draws of a block, after which Python looks at the run, at most 1000. Draws do not depend on it.
+
+    Returns
+    -------
+    Result.
+
+    Raises
+    ------
+    TypeError
+        If the model is neither, the log-density is not a floating point number, a position has other leaves than
+        floating point arrays, or a number is no integer.
+    ValueError
+        If there is no `initial`, or it may be one position or many; on an unknown sampler or variable, on numbers out
+        of range, on a folder that is not empty, and what `hm.warmup` refuses.
+
+    Examples
+    --------
+    .. code::
+
+        result = hm.sample(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros(20))
+        print(result.summary())
+        result.draws["x"].shape  # (4, 1000, 20)
+        result = result.extend(1000)
+
+    A second call with the same model compiles nothing. The log-density is compiled anew if it reads other objects.
+    """
+    model, key = as_model(model), as_key(rng_key)
+    num_chains, num_draws = require_integer("num_chains", num_chains), require_integer("num_draws", num_draws, least=0)
+    plan, folder = _plan(sampler, thin, store, block_size)
+    _require_until(until, num_draws)
+    if scheme is not None and not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme must be a Scheme, such as hm.two_ended(), got {scheme!r}.")
+    key_starts, key_warmup, key_draws = jax.random.split(key, 3)
+    if isinstance(initial, AdaptiveState):
+        positions: Any = initial
+    else:
+        positions = find_starts(model, initial, starts, key_starts, num_chains)
+    require_names(model, plan.names, positions.position if isinstance(initial, AdaptiveState) else positions)
+
+    bar = Progress(progress)
+    run = warmup(model.logdensity, scheme or two_ended(), num_chains, sampler=plan.sampler)
+    try:
+        bar.show("warming up")
+        (state, parameters), info = _wait(run.run(key_warmup, positions, num_warmup), bar)
+    except BaseException:
+        bar.end()
+        raise
+    empty = empty_draws(model, plan, key_draws, parameters, state)
+    result = Result(model, plan, key_draws, parameters, info, state, empty, folder=folder)
+    if folder is not None:
+        begin_folder(folder, result)
+    return _draw(result, num_draws, until, bar)
+
+
+def continue_run(result: Result, num_draws: int, until: Until | None, progress: bool) -> Result:
+    """`Result.extend`."""
+    num_draws = require_integer("num_draws", num_draws, least=0)
+    _require_until(until, result.num_draws + num_draws)
+    return _draw(replace(result, notes=()), num_draws, until, Progress(progress))
+
+
+def _draw(result: Result, num_draws, until, bar):
+    """The result with more draws: `num_draws`, or until there is enough, or Ctrl-C."""
+    draws: list[Draws] = [result.trace]
+    state, notes, num_done = result.state, result.notes, result.num_draws
+    least = num_done + num_draws
+    most = least if until is None else until.max_draws or 10 * least
+    goal = least
+    folder = result.folder
+
+    def joined():
+        """All draws so far. In memory they replace their parts."""
+        if folder is not None:
+            return Folder(folder).read(result.trace, num_done)
+        if len(draws) > 1:
+            draws[:] = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *draws)]
+        return draws[0]
+
+    try:
+        while num_done < goal:
+            blocks = draw_blocks(
+                result.model, result.plan, result.rng_key, result.parameters, state, num_done, goal - num_done
+            )
+            for new_state, block in blocks:
+                if folder is not None:
+                    write_block(folder, block, num_done, new_state, notes)
+                else:
+                    draws.append(block)
+                state, num_done = new_state, num_done + len(block.logdensity)
+                bar.follow(block, num_done, goal, result.parameters["step_size"])
+            if until is not None and not _is_enough(replace(result, trace=joined()), until):
+                goal = min(int(np.ceil(_GROWTH * goal)), most)
+                if num_done == most:
+                    notes = (
+                        *notes,
+                        f"ended at {most} draws, before all ESS were {until.ess:.0f} and R-hat {until.rhat}.",
+                    )
+    except KeyboardInterrupt:
+        notes = (*notes, f"the run was interrupted after {num_done} of {goal} draws.")
+    bar.end()
+    result = replace(result, state=state, trace=joined(), notes=notes)
+    if bar.is_shown:
+        for warning in result.warnings:
+            print(f"WARNING: {warning}", file=sys.stderr)
+    return result
+
+
+def _is_enough(result, until):
+    x, _ = result.columns()
+    bulk, _, rhat = diagnostics.ess_and_rhat(x)
+    return np.all(bulk >= until.ess) and (len(x) == 1 or np.all(rhat <= until.rhat))
+
+
+def _wait(results, bar):
+    """The results, once they are there. Python hears an interrupt meanwhile, which it does not inside of XLA."""
+    begins, leaves = time.perf_counter(), jax.tree.leaves(results)
+    while not all(leaf.is_ready() for leaf in leaves):
+        seconds = time.perf_counter() - begins
+        time.sleep(min(_PATIENCE, 1e-4 + _SHARE * seconds))
+        bar.show(f"warming up, {seconds:.0f} s")
+    return jax.block_until_ready(results)
+
+
+def _plan(sampler, thin, store, block_size):
+    """How chains are run, and the folder that is written to. Raises as `sample`."""
+    found = ALL_SAMPLERS.get(sampler, sampler) if isinstance(sampler, str) else sampler
+    if not isinstance(found, Sampler):
+        error = ValueError if isinstance(sampler, str) else TypeError
+        raise error(f"sampler must be one of {sorted(ALL_SAMPLERS)} or a Sampler, got {sampler!r}.")
+    if block_size is not None:
+        block_size = require_integer("block_size", block_size)
+    is_folder = isinstance(store, str | Path)
+    is_names = isinstance(store, Sequence) and store and all(isinstance(name, str) for name in store)
+    if store is not None and not is_folder and not is_names:
+        raise TypeError(f"store must be names of variables, or a folder, got {store!r}.")
+    names = None if store is None or is_folder else tuple(store)
+    folder = Path(store) if is_folder else None
+    if folder is not None:
+        Folder.require_new(folder)
+    return Plan(found, require_integer("thin", thin), names, block_size), folder
+
+
+def _require_until(until, num_draws):
+    if until is None:
+        return
+    if not isinstance(until, Until):
+        raise TypeError(f"until must be an hm.Until, got {until!r}.")
+    if not (until.ess > 0 and until.rhat > 1):
+        raise ValueError(f"until needs a positive ess and an rhat above 1, got {until}.")
+    if until.max_draws is not None:
+        require_integer("max_draws", until.max_draws, least=max(num_draws, 1))
