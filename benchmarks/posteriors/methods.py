@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import householder_mcmc as hm
+from householder_mcmc.adaptation.samplers import SAMPLERS
 from householder_mcmc.mcmc.chains import step_chains
 
 RANK = 32
@@ -172,11 +173,15 @@ def window_low_rank(rank: int) -> Callable:
     return each_chain(build)
 
 
-def together(scheme: hm.Scheme) -> Callable:
+# Our HMC with leapfrog steps.
+LEAPFROG = SAMPLERS["hmc"]._replace(longest_sigma=None)
+
+
+def together(scheme: hm.Scheme, sampler: str | hm.Sampler = "hmc") -> Callable:
     """Our warm-up of all chains together."""
 
     def adapt(logdensity, starts, key, budget):
-        warmup = hm.warmup(logdensity, scheme, len(starts))
+        warmup = hm.warmup(logdensity, scheme, len(starts), sampler=sampler)
         (state, parameters), info = warmup.run(key, starts, budget.warmup)
         of_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(starts), *leaf.shape)), parameters)
         return state, of_each, int(info.num_gradients.sum())
@@ -185,8 +190,13 @@ def together(scheme: hm.Scheme) -> Callable:
 
 
 def nuts_on_map(logdensity, step_size, inverse_mass_matrix):
-    """BlackJAX's NUTS on one of our maps."""
+    """BlackJAX's NUTS on one of our maps, with leapfrog steps."""
     return blackjax.nuts(logdensity, step_size, inverse_mass_matrix.to_inverse_mass_matrix())
+
+
+def nuts_on_gaussian(logdensity, **parameters):
+    """BlackJAX's NUTS on one of our maps, with trajectories that solve the learnt Gaussian."""
+    return blackjax.nuts(logdensity, **hm.for_blackjax(parameters))
 
 
 def mclmc(logdensity, starts, key, budget):
@@ -291,8 +301,10 @@ METHODS = {
     "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim))),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
     "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
+    "HMC, two_ended, leapfrog": trajectories(hm.hmc, together(hm.two_ended(RANK), LEAPFROG)),
     "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
-    "NUTS, two_ended": trajectories(nuts_on_map, together(hm.two_ended(RANK))),
+    "NUTS, two_ended": trajectories(nuts_on_gaussian, together(hm.two_ended(RANK))),
+    "NUTS, two_ended, leapfrog": trajectories(nuts_on_map, together(hm.two_ended(RANK), LEAPFROG)),
     "NUTS, two_ended in each chain": trajectories(blackjax.nuts, staged(hm.metric_core(hm.two_ended(RANK)))),
     "NUTS, BlackJAX low rank": trajectories(blackjax.nuts, window_low_rank(RANK)),
     "NUTS, BlackJAX dense": trajectories(blackjax.nuts, staged("welford_dense")),

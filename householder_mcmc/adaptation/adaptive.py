@@ -6,7 +6,7 @@ Source: Hird & Livingstone (2026). The adaptive step is their Algorithm 1; the s
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -186,7 +186,7 @@ def build_kernel(
         longest: Any = math.inf
         if "center" in learnt:
             is_known = jnp.all(jnp.isfinite(ravel_pytree(learnt["center"])[0]))
-            longest = jnp.where(is_known, sampler.longest_sigma, math.inf)
+            longest = jnp.where(is_known, cast(float, sampler.longest_sigma), math.inf)
 
         def transition(rng_key, chain, log_factor, is_behind):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))

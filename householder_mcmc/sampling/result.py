@@ -91,7 +91,7 @@ class Result:
             x, label = self.columns()
             bulk, _, rhat = diagnostics.ess_and_rhat(x)
             rates = np.mean(self.infos.acceptance_rate, axis=1)
-            found += diagnostics.warnings(x, rates, bulk, diagnostics.tail_ess(x), rhat, label)
+            found += diagnostics.warnings(x, rates, bulk, rhat, label)
         target = self.plan.sampler.target_acceptance_rate
         return found + diagnose(self.warmup_info, self.parameters, self.infos, target_acceptance_rate=target)
 
