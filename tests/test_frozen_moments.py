@@ -17,6 +17,7 @@ from targets import log_gamma_logdensity
 import householder_mcmc as hm
 from benchmarks.targets import gaussian_second
 from householder_mcmc.mcmc.chains import run_chains
+from householder_mcmc.mcmc.integrator import rotate
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +30,9 @@ def householder(dim, rank, seed):
     return hm.Householder(hm.reflections.compact(jnp.asarray(rows, jnp.float32)), jnp.asarray(scales, jnp.float32))
 
 
-def chain_averages(logdensity, starts, parameters, num_burn, num_draws, seed=0):
+def chain_averages(logdensity, starts, parameters, num_burn, num_draws, seed=0, sampler=hm.mala):
     """Averages of x and x^2 over each chain, (NUM_CHAINS, 2, d)."""
-    kernel = hm.mala(logdensity, **parameters)
+    kernel = sampler(logdensity, **parameters)
 
     @jax.jit
     def run(state, key):
@@ -82,6 +83,50 @@ def test_an_unadjusted_kernel_is_caught(case, monkeypatch):
     monkeypatch.setattr(import_module("householder_mcmc.mcmc.metropolis"), "static_binomial_sampling", accept_all)
     logdensity, starts, truths, parameters = case()
     averages = chain_averages(logdensity, starts, parameters, 0, 4000)
+    with pytest.raises(AssertionError):
+        assert_moments(averages, truths)
+
+
+def around(center_of):
+    """Parameters of `hm.hmc` with steps so long that kicks matter, and a center by the number of dimensions."""
+
+    def build(case):
+        logdensity, starts, truths, parameters = case()
+        dim = starts.shape[1]
+        return logdensity, starts, truths, parameters | {"step_size": 0.6, "center": center_of(dim)}
+
+    return build
+
+
+@pytest.mark.parametrize("case", [gaussian_case, skewed_case], ids=["gaussian", "skewed"])
+def test_known_moments_by_exact_trajectories_of_another_gaussian(case):
+    """Map and center are far from right."""
+    logdensity, starts, truths, parameters = around(lambda dim: jnp.linspace(-1, 1.5, dim))(case)
+    assert_moments(chain_averages(logdensity, starts, parameters, 0, 4000, sampler=hm.hmc), truths)
+
+
+DEFECTS = {
+    "every end is accepted": None,
+    "the kick without the Gaussian": lambda start, move, momentum, time, frequency: rotate(
+        start * 0, move, momentum, time, frequency
+    ),
+    "a rotation that loses speed": lambda start, move, momentum, time, frequency: tuple(
+        factor * part for factor, part in zip((1, 0.97), rotate(start, move, momentum, time, frequency), strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_wrong_trajectories_are_caught(defect, monkeypatch):
+    if defect is None:
+        monkeypatch.setattr(import_module("householder_mcmc.mcmc.metropolis"), "static_binomial_sampling", accept_all)
+    else:
+        monkeypatch.setattr(import_module("householder_mcmc.mcmc.hmc"), "rotate", defect)
+    logdensity, starts, truths, parameters = around(lambda dim: jnp.linspace(-1, 1.5, dim))(skewed_case)
+    try:
+        averages = chain_averages(logdensity, starts, parameters, 0, 4000, sampler=hm.hmc)
+    except AssertionError:  # of the acceptance rate
+        return
     with pytest.raises(AssertionError):
         assert_moments(averages, truths)
 
