@@ -257,7 +257,9 @@ def _run(name, scheme, logdensity, positions, arguments, reference=None):
         reference=reference,
         label=label,
     )
-    summary["warnings"] += hm.diagnose(warmup_info, info=info, target_acceptance_rate=sampler.target_acceptance_rate)
+    summary["warnings"] += hm.diagnose(
+        warmup_info, parameters, info, target_acceptance_rate=sampler.target_acceptance_rate
+    )
     if name == "two_ended":
         summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
     return (states, info, parameters["step_size"]), summary, report.spectrum(preconditioner) if arguments.plot else None
@@ -288,5 +290,4 @@ def _report(title, arguments, summaries):
             print(f"\n{name}: rank {arguments.rank}")
         if "effective_rank" in summary:
             used, rank = summary["effective_rank"], summary["rank"]
-            hint = "; a higher rank may help" if used == rank < len(summary["ess"]) else ""
-            print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales{hint}")
+            print(f"\n{name}: {used} of {rank} directions have a variance beyond a factor of 3 in its scales")

@@ -78,6 +78,7 @@ def made_run(monkeypatch):
                 is_nonfinite=is_second,
                 is_divergent=is_second,
                 num_integration_steps=jnp.array(3),
+                energy=jnp.array(0.0),
             )
 
         return SimpleNamespace(step=step)

@@ -55,6 +55,20 @@ def test_each_thing_is_said_alone(fields, said):
     assert said in sentence
 
 
+def test_an_acceptance_above_its_target_is_right_where_the_gaussian_is_solved():
+    """By the longest step there is; and it is said without a center, or with one that is not known."""
+    info, a_map = of_warmup(acceptance_rate=[1.0] * 4), hm.Diagonal(jnp.ones(3))
+    for center, is_said in ((jnp.zeros(3), False), (jnp.full(3, jnp.nan), True), (None, True)):
+        parameters = {"inverse_mass_matrix": a_map} | ({} if center is None else {"center": center})
+        assert (hm.diagnose(info, parameters, target_acceptance_rate=0.8) != []) == is_said
+    low = hm.diagnose(
+        of_warmup(acceptance_rate=[0.5] * 4),
+        {"inverse_mass_matrix": a_map, "center": jnp.zeros(3)},
+        target_acceptance_rate=0.8,
+    )
+    assert len(low) == 1
+
+
 def test_divergences_and_the_rank():
     assert hm.diagnose(of_warmup(), info=Infos(jnp.array([[True, False], [True, True]])))[0].startswith(
         "3 trajectories"
