@@ -190,7 +190,8 @@ def build_kernel(
 
         def transition(rng_key, chain, log_factor, is_behind):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))
-            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, **_without_center(learnt, is_behind))
+            given = _without_center(learnt, is_behind)
+            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, *given.values())
 
         keys = jax.random.split(rng_key, len(state.levels))
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors, state.lag.num_steps > 0)

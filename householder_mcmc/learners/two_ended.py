@@ -55,8 +55,8 @@ _PRIOR = 1e-5
 _ROUNDING = 8
 
 # A direction with a larger eigenvalue may be flat, as where the log-density does not depend on a sum of coordinates: it
-# is 1e19 on `XY`. A Gaussian has no center along it. Chosen: standard deviations of 1e4 in the units of the scales.
-_WIDEST = 1e8
+# is 1e19 on `XY`. A Gaussian has no center along it. Chosen: standard deviations of 1000 in the units of the scales.
+_WIDEST = 1e6
 
 # Blocks that a map which is known from elsewhere counts for: about as many as a short warm-up has. Chosen.
 _KNOWN_BLOCKS = 10

@@ -241,6 +241,20 @@ def test_log_sigma_does_not_fall_without_end(dtype):
     assert found.log_sigma[119] > lowest + 20 * np.log(4)
 
 
+def test_the_longest_step_is_kept_and_not_sought_beyond(dtype):
+    """All is accepted there. Then it can still fall, and without a longest one it would have grown."""
+    for longest, expected in ((1.96, 1.96), (np.inf, 1e3)):
+        step_size = start_search(jnp.asarray(0.0, dtype))
+        for _ in range(100):
+            step_size = step_size.follow(jnp.full(4, 0.2), jnp.ones(4), 0.8, constant(0.1), longest=longest)
+        assert (jnp.exp(step_size.log_sigma) > expected) if longest > 2 else step_size.count > 90
+        if longest < 2:
+            np.testing.assert_allclose(jnp.exp(step_size.log_sigma), expected, rtol=1e-6)
+            assert step_size.log_sigma.dtype == dtype
+            fallen = step_size.follow(jnp.full(4, -0.3), jnp.ones(4), 0.8, constant(0.1), longest=longest)
+            np.testing.assert_allclose(fallen.log_sigma, np.log(1.96) - 0.03, rtol=1e-4)
+
+
 def test_jit_and_vmap_change_nothing(transform):
     def follow(state, errors, weights):
         return state.follow(errors, weights, 0.8, _learning_gain)

@@ -54,6 +54,32 @@ def test_tunes_the_sampler_and_counts_its_gradients(sampler, target, dtype):
     assert jnp.all(jnp.abs(of_last_phase / 100 - per_step) <= (0 if sampler == "mala" else 0.5))
 
 
+def test_the_center_is_returned_where_one_gaussian_fits():
+    """Of the form of a position; a scheme that has none gives none."""
+
+    def logdensity(position):
+        return -0.5 * jnp.sum((position["a"] - 3) ** 2) - 0.5 * jnp.sum(((position["b"] + 1) / 10) ** 2)
+
+    positions = {"a": starts()[:, :2], "b": starts()[:, 2:].reshape(NUM_CHAINS, -1, 1)}
+    (_, parameters), info = hm.warmup(logdensity, hm.two_ended(), NUM_CHAINS).run(jax.random.key(0), positions, 300)
+    center = parameters["center"]
+    chex.assert_trees_all_equal_shapes(center, jax.tree.map(lambda leaf: leaf[0], positions))
+    np.testing.assert_allclose(center["a"], 3, atol=0.2)
+    np.testing.assert_allclose(center["b"], -1, atol=2)
+    assert parameters["step_size"] <= 1.97 and np.all(info.acceptance_rate > 0.8)
+    (_, without), _ = hm.warmup(logdensity, hm.diagonal(), NUM_CHAINS).run(jax.random.key(0), positions, 20)
+    assert "center" not in without
+
+
+def test_another_sampler_begins_with_a_step_size_that_it_can_use():
+    """From the 1.96 of trajectories that solve this Gaussian, ten steps of the last phase would not lead to MALA's."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    positions = jax.random.normal(keys[0], (NUM_CHAINS, 1000))
+    warmup = hm.warmup(lambda x: -0.5 * jnp.sum(x**2), hm.two_ended(2), NUM_CHAINS, sampler="mala")
+    (_, parameters), info = warmup.run(keys[1], positions, 100)
+    assert np.all(info.acceptance_rate > 0.3) and 0.02 < parameters["step_size"] < 0.3
+
+
 def test_keeps_nothing_by_default():
     _, info = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS).run(jax.random.key(0), starts(), 20)
     assert info.history is None

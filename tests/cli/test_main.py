@@ -1,6 +1,5 @@
 """The command line: results written and read back, and one clear line for what cannot be run."""
 
-import argparse
 import json
 import re
 import subprocess

@@ -244,6 +244,38 @@ def test_directions_near_unit_variance_are_left_as_they_are(negligible, left):
     np.testing.assert_allclose(scheme.preconditioner(state).eigenvalues, expected, rtol=1e-6)
 
 
+def test_the_center_of_a_gaussian_is_that_of_its_scores(dtype):
+    """Draws of four chains that hang about elsewhere: their mean is 0.3 off, a step of Newton's is not."""
+    matrix, scheme = covariance(), hm.two_ended(RANK)
+    draws, scores = draws_and_scores(matrix, 100, dtype=dtype)
+    shift = 0.3 * np.linalg.cholesky(matrix).sum(axis=1)
+    shifted = jnp.asarray(draws + shift, dtype), jnp.asarray(scores - shift @ np.linalg.inv(matrix), dtype)
+    for pair, largest in (((draws, scores), 0.05), (shifted, 0.15)):
+        state = learn(scheme, *pair)
+        error = np.linalg.solve(np.linalg.cholesky(matrix), np.asarray(scheme.center(state), float) - 3.0)
+        assert scheme.center(state).dtype == dtype and np.sqrt(np.mean(error**2)) < largest
+
+
+@pytest.mark.parametrize("distance, is_known", [(0.0, True), (0.5, True), (1.5, False), (1000.0, False)])
+def test_chains_far_apart_have_no_common_center(distance, is_known):
+    """By how far the chains' means are from the center in units of the map, along every coordinate."""
+    draws, scores = draws_and_scores(np.eye(DIM), 30)
+    apart = distance * jnp.array([1.0, -1.0, 1.0, -1.0])[:, None]
+    scheme = hm.two_ended(RANK)
+    center = scheme.center(learn(scheme, draws + apart, scores))
+    assert jnp.all(jnp.isfinite(center)) == is_known and jnp.any(jnp.isfinite(center)) == is_known
+
+
+def test_a_flat_direction_has_no_center(dtype):
+    """Nothing depends on the sum of all coordinates, along which the draws walk."""
+    projector = np.eye(DIM) - 1 / DIM
+    draws, _ = draws_and_scores(np.eye(DIM), 60)
+    walk = np.cumsum(np.random.default_rng(0).normal(size=(len(draws), NUM_CHAINS, 1)), axis=0)
+    scheme = hm.two_ended(RANK)
+    state = learn(scheme, jnp.asarray(draws + walk, dtype), jnp.asarray(-(draws - 3) @ projector, dtype))
+    assert not jnp.any(jnp.isfinite(scheme.center(state)))
+
+
 def test_bad_input():
     for arguments in ({"rank": 0}, {"block_size": 0}, {"forgetting": 0.0}, {"negligible": 0.5}):
         with pytest.raises(ValueError, match="must be"):
