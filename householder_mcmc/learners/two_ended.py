@@ -193,9 +193,9 @@ def _two_ended(rank, block_size, forgetting, negligible):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
         size = jnp.maximum(eigenvalues, 1 / eigenvalues)
         level = jnp.sqrt(jnp.maximum(jnp.mean(state.variances[0] / scales**2), 1))  # draws of unit variance on average
-        return LowRank(
-            level * scales, eigenvectors, jnp.where(size > jnp.asarray(negligible, size.dtype), eigenvalues, 1)
-        )
+        eigenvalues = jnp.where(size > jnp.asarray(negligible, size.dtype), eigenvalues, 1)
+        most = 1 / jnp.finfo(eigenvalues.dtype).eps  # or a walk along a flat direction would use up all digits
+        return LowRank(level * scales, eigenvectors, jnp.minimum(eigenvalues, most))
 
     def forget_fn(state, positions):
         del positions
@@ -229,7 +229,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         step = preconditioner.apply_transpose(jnp.mean(scores, axis=0))
         step = step / jnp.maximum(jnp.linalg.norm(step) / jnp.sqrt(len(step)), 1)  # draws from elsewhere may be far off
         center = jnp.mean(draws, axis=0) + preconditioner.apply(step)
-        distances = jnp.sum(jax.vmap(preconditioner.solve)(draws - center) ** 2, axis=1)
+        distances = jnp.sum(jax.vmap(preconditioner.solve)(draws - center[None]) ** 2, axis=1)
         is_flat = jnp.any(state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST)
         return jnp.where(jnp.all(distances < len(center)) & ~is_flat, center, jnp.nan)
 
