@@ -19,6 +19,7 @@ from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws, require_names
 from householder_mcmc.sampling.files import Folder
+from householder_mcmc.sampling.interrupts import interrupts
 from householder_mcmc.sampling.model import Model, as_model
 from householder_mcmc.sampling.nuts import ALL_SAMPLERS
 from householder_mcmc.sampling.progress import Progress
@@ -184,24 +185,26 @@ def _draw(result: Result, num_draws, until, bar):
         return draws[0]
 
     try:
-        while num_done < goal:
-            blocks = draw_blocks(
-                result.model, result.plan, result.rng_key, result.parameters, state, num_done, goal - num_done
-            )
-            for new_state, block in blocks:
-                if folder is not None:
-                    write_block(folder, block, num_done, new_state, notes)
-                else:
-                    draws.append(block)
-                state, num_done = new_state, num_done + len(block.logdensity)
-                bar.follow(block, num_done, goal, result.parameters["step_size"])
-            if until is not None and not _is_enough(replace(result, trace=joined()), until):
-                goal = min(int(np.ceil(_GROWTH * goal)), most)
-                if num_done == most:
-                    notes = (
-                        *notes,
-                        f"ended at {most} draws, before all ESS were {until.ess:.0f} and R-hat {until.rhat}.",
-                    )
+        with interrupts() as check:
+            while num_done < goal:
+                blocks = draw_blocks(
+                    result.model, result.plan, result.rng_key, result.parameters, state, num_done, goal - num_done
+                )
+                for new_state, block in blocks:
+                    if folder is not None:
+                        write_block(folder, block, num_done, new_state, notes)
+                    else:
+                        draws.append(block)
+                    state, num_done = new_state, num_done + len(block.logdensity)
+                    bar.follow(block, num_done, goal, result.parameters["step_size"])
+                    check()
+                if until is not None and not _is_enough(replace(result, trace=joined()), until):
+                    goal = min(int(np.ceil(_GROWTH * goal)), most)
+                    if num_done == most:
+                        notes = (
+                            *notes,
+                            f"ended at {most} draws, before all ESS were {until.ess:.0f} and R-hat {until.rhat}.",
+                        )
     except KeyboardInterrupt:
         notes = (*notes, f"the run was interrupted after {num_done} of {goal} draws.")
     bar.end()

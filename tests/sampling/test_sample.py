@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling import sample as sample_module
+from householder_mcmc.sampling.interrupts import interrupts
 from householder_mcmc.sampling.starts import find_starts
 
 NUM_CHAINS = 3
@@ -390,3 +391,20 @@ def test_nuts_has_energies():
 def test_a_warm_up_goes_on(result):
     on = run(20, initial=result.warmup_info.last_state, num_warmup=50)
     assert int(on.warmup_info.last_state.num_steps) == int(result.warmup_info.last_state.num_steps) + 50
+
+
+def test_an_interrupt_is_remembered_and_a_second_one_raises_at_once():
+    """Raised where it is asked for, as an exception in a callback would be lost. The handler is put back."""
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    own = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupts() as check:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, own)

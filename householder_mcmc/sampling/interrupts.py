@@ -1,0 +1,37 @@
+"""Ctrl-C while draws come: remembered, so that it is not lost inside of a callback, where Python ignores exceptions."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+__all__ = ["interrupts"]
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Callable[[], None]]:
+    """Gives a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C raises at once.
+
+    In another thread than the main one, or where a program has a handler of its own, that is left as it is.
+    """
+    number = 0
+
+    def remember(signum, frame):
+        nonlocal number
+        number += 1
+        if number > 1:
+            raise KeyboardInterrupt
+
+    def check():
+        if number:
+            raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield check
+        return
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
