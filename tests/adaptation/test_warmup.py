@@ -71,6 +71,17 @@ def test_the_center_is_returned_where_one_gaussian_fits():
     assert "center" not in without
 
 
+def test_a_walk_along_a_flat_direction_uses_up_no_digits(dtype):
+    """Nothing depends on the sum of all coordinates: there is no center, and steps do not shrink to nothing."""
+    positions = jax.random.normal(jax.random.key(0), (NUM_CHAINS, 10), dtype)
+    warmup = hm.warmup(lambda x: -0.5 * jnp.sum(jnp.diff(x) ** 2), hm.two_ended(), NUM_CHAINS)
+    (state, parameters), _ = warmup.run(jax.random.key(0), positions, 600)
+    assert not jnp.any(jnp.isfinite(parameters["center"])) and parameters["step_size"] > (
+        0.3 if dtype == "float32" else 0.03
+    )
+    assert jnp.abs(state.position).max() < 1e-2 / jnp.finfo(dtype).eps
+
+
 def test_another_sampler_begins_with_a_step_size_that_it_can_use():
     """From the 1.96 of trajectories that solve this Gaussian, ten steps of the last phase would not lead to MALA's."""
     keys = jax.random.split(jax.random.key(0), 2)

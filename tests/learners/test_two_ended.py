@@ -256,7 +256,7 @@ def test_the_center_of_a_gaussian_is_that_of_its_scores(dtype):
         assert scheme.center(state).dtype == dtype and np.sqrt(np.mean(error**2)) < largest
 
 
-@pytest.mark.parametrize("distance, is_known", [(0.0, True), (0.5, True), (1.5, False), (1000.0, False)])
+@pytest.mark.parametrize("distance, is_known", [(0.0, True), (1.5, True), (2.5, False), (1000.0, False)])
 def test_chains_far_apart_have_no_common_center(distance, is_known):
     """By how far the chains' means are from the center in units of the map, along every coordinate."""
     draws, scores = draws_and_scores(np.eye(DIM), 30)
@@ -264,16 +264,6 @@ def test_chains_far_apart_have_no_common_center(distance, is_known):
     scheme = hm.two_ended(RANK)
     center = scheme.center(learn(scheme, draws + apart, scores))
     assert jnp.all(jnp.isfinite(center)) == is_known and jnp.any(jnp.isfinite(center)) == is_known
-
-
-def test_a_flat_direction_has_no_center(dtype):
-    """Nothing depends on the sum of all coordinates, along which the draws walk."""
-    projector = np.eye(DIM) - 1 / DIM
-    draws, _ = draws_and_scores(np.eye(DIM), 60)
-    walk = np.cumsum(np.random.default_rng(0).normal(size=(len(draws), NUM_CHAINS, 1)), axis=0)
-    scheme = hm.two_ended(RANK)
-    state = learn(scheme, jnp.asarray(draws + walk, dtype), jnp.asarray(-(draws - 3) @ projector, dtype))
-    assert not jnp.any(jnp.isfinite(scheme.center(state)))
 
 
 def test_bad_input():
