@@ -58,8 +58,8 @@ _ROUNDING = 8
 # is 1e19 on `XY`. A Gaussian has no center along it. Chosen: standard deviations of 1000 in the units of the scales.
 _WIDEST = 1e6
 
-# The largest eigenvalue that is used, in float32 1 / eps: a walk along a flat direction must not use up the digits of the
-# others. Chosen.
+# The largest eigenvalue that is used, in float32 1 / eps: a walk along a flat direction must not use up the digits of
+# the others. Chosen.
 _MOST_USED = 1e10
 
 # How far the chains' means may be from the center, by length, in units of the distance of draws. Chosen: with 1 there
