@@ -261,10 +261,9 @@ def test_a_flat_coordinate_does_no_harm_to_a_long_warmup(name):
 
 
 def test_two_ended_widens_a_flat_coordinate_no_further_than_floats_tell():
-    """Rounding of its scores is 10^-6 of the others', that of a coordinate which is 10^6 times as wide.
+    """No width beyond eps^(-1/2) of the scales, 2900 in float32, is used: the walk keeps its digits.
 
-    The chains wander 100 times as far, and the map follows. Taken for scores, rounding would make it 10^26 times as
-    wide within 100 steps, and the map's squares would overflow.
+    Taken for scores, rounding would make it 10^26 times as wide within 100 steps, and the map's squares would overflow.
     """
 
     def logdensity(x):
@@ -274,7 +273,7 @@ def test_two_ended_widens_a_flat_coordinate_no_further_than_floats_tell():
     (_, parameters), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(0), positions, 500)
     widths = np.linalg.norm(parameters["inverse_mass_matrix"].to_dense(), axis=1)
     np.testing.assert_allclose(widths[1] / widths[0], 100, rtol=0.3)
-    assert 1e5 < widths[2] < 1e8
+    assert 100 < widths[2] < 1e4
     assert info.num_gradients.mean() < 5 * 500
 
 
