@@ -35,6 +35,14 @@ def x64():
         yield
 
 
+@pytest.fixture
+def keep_precision():
+    """PyMC turns x64 on for the whole process."""
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
 @pytest.fixture(params=["eager", "jit", "vmap"])
 def transform(request):
     """A function transformed in a way that must not change its values."""

@@ -14,19 +14,11 @@ from scipy.stats import t as student
 
 import householder_mcmc as hm
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("keep_precision")]  # warnings of theirs
 
 COUNTS = np.array([[0, 1, 3, 2], [7, 5, 9, 8], [1, 0, 0, 1]])
 SHAPES, RATE = 2 + COUNTS.sum(axis=1), 1 + COUNTS.shape[1]
 NUM_CHAINS = 16
-
-
-@pytest.fixture(autouse=True)
-def keep_precision():
-    """PyMC turns x64 on for the whole process."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def draws(logdensity, position):

@@ -20,6 +20,7 @@ from householder_mcmc.adaptation.step_size import StepSize, search_move, start_s
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc import mala
 from householder_mcmc.mcmc.chains import ravel_chains
+from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.mcmc.metropolis import is_finite, require_finite
 from householder_mcmc.preconditioners.checks import require_chains, require_integer
 from householder_mcmc.sharing import program
@@ -185,8 +186,7 @@ def build_kernel(
         preconditioner = learnt["inverse_mass_matrix"]
         longest: Any = math.inf
         if "center" in learnt:
-            is_known = jnp.all(jnp.isfinite(ravel_pytree(learnt["center"])[0]))
-            longest = jnp.where(is_known, cast(float, sampler.longest_sigma), math.inf)
+            longest = jnp.where(is_known(learnt["center"]), cast(float, sampler.longest_sigma), math.inf)
 
         def transition(rng_key, chain, log_factor, is_behind):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
-from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.adaptation import adaptive
 from householder_mcmc.adaptation.arrival import are_far, arrive
@@ -27,6 +26,7 @@ from householder_mcmc.learners.gains import STEP_SIZE_GAIN, growing_memory, powe
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc.chains import ravel_chains
 from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
+from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.sharing import program
@@ -299,9 +299,8 @@ def _hand_over(state, scheme, sampler):
     learnt, log_sigma = state.adaptive, state.adaptive.log_sigma
     center = adaptive.parameters(scheme, _LEARNER, learnt).get("center")
     if center is not None and sampler.longest_sigma is None:
-        is_solved = jnp.all(jnp.isfinite(ravel_pytree(center)[0]))
         longest = math.log(_LEAPFROG) - math.log(adaptive.dimension(learnt.chains)) / 4
-        log_sigma = jnp.where(is_solved, jnp.minimum(log_sigma, longest), log_sigma)
+        log_sigma = jnp.where(is_known(center), jnp.minimum(log_sigma, longest), log_sigma)
     learnt = learnt._replace(
         chains=sampler.state(*learnt.chains), step_size=learnt.step_size._replace(log_sigma=log_sigma)
     )

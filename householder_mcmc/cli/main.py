@@ -43,7 +43,8 @@ DEFAULT_RANK = 3
 
 # Sampler -> steps of the warm-up and draws of each chain. The warm-up is of one length for all schemes of a demo.
 # 1000 independent draws of a chain have ten times the ESS below which there is a warning. A draw takes one gradient by
-# MALA and about five by HMC (5 in the demo, with `two_ended`), so MALA makes five times as many at an equal cost.
+# MALA and about five by HMC with leapfrog steps, so MALA makes five times as many. (With a center HMC takes
+# fewer, about two on the posterior of the demo.)
 DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}
 
 

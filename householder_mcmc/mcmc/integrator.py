@@ -24,7 +24,7 @@ from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 from householder_mcmc.preconditioners.metric import to_metric
 
-__all__ = ["for_blackjax", "rotate", "to_integrator", "whiten"]
+__all__ = ["for_blackjax", "is_known", "rotate", "to_integrator", "whiten"]
 
 
 def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
@@ -104,6 +104,11 @@ def rotate(
     return move + cosine_less_1 * z + pace * momentum, momentum + cosine_less_1 * momentum - sine * z
 
 
+def is_known(center: ArrayLikeTree) -> Array:
+    """Whether there is a Gaussian to solve: whether the center is finite, ()."""
+    return jnp.all(jnp.isfinite(ravel_pytree(center)[0]))
+
+
 def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> tuple[Array, Array]:
     """z = L^{-1} (position - center), (d,), and the frequency of the Gaussian about the center, 1.
 
@@ -120,9 +125,9 @@ def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> tu
     x, c = ravel_pytree(position)[0], ravel_pytree(center)[0]
     if x.shape != c.shape:
         raise ValueError(f"center must be a position with d = {x.size}, got {c.size} numbers.")
-    is_known = jnp.all(jnp.isfinite(c))
-    z = preconditioner.solve(jnp.where(is_known, x - c.astype(x.dtype), 0))
-    return z, is_known.astype(x.dtype)
+    known = is_known(center)
+    z = preconditioner.solve(jnp.where(known, x - c.astype(x.dtype), 0))
+    return z, known.astype(x.dtype)
 
 
 def _require_inverse(preconditioner):

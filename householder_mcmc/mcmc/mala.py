@@ -25,7 +25,7 @@ from householder_mcmc.mcmc.metropolis import (
     require_positive,
     require_state,
 )
-from householder_mcmc.preconditioners.checks import require_numbers
+from householder_mcmc.preconditioners.checks import require_floats, require_numbers
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api"]
@@ -57,10 +57,7 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
         position, the log-density or its gradient is not finite.
     """
     require_numbers(position)
-    x: Any = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)  # strips weak types
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"position{jax.tree_util.keystr(path)} must be floating point, got {leaf.dtype}.")
+    x = require_floats(position)
     state = MALAState(x, *value_and_grad(logdensity_fn)(x))
     require_finite(state)
     return state

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from householder_mcmc.adaptation.warmup_types import WarmupInfo
+from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.results import arviz, diagnostics
 
@@ -109,7 +109,7 @@ def _of_draws(positions, info):
 def _is_solved(parameters):
     """Whether a Gaussian is solved exactly. At the longest step the acceptance may then be above its target."""
     center = None if parameters is None else parameters.get("center")
-    return center is not None and all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(center))
+    return center is not None and bool(is_known(center))
 
 
 def _names(are):

@@ -100,14 +100,11 @@ class Result:
 
         The position, all of which moves. Deterministic variables may be constant.
         """
-        variables: Any = self.draws if self.trace.position is None else self.positions
-        leaves = [np.asarray(leaf).reshape(self.num_chains, self.num_draws, -1) for leaf in jax.tree.leaves(variables)]
-        x = np.concatenate(leaves, axis=2)
-        one = jax.tree.map(lambda leaf: leaf[0, 0], variables)
         if self.trace.position is not None:
-            return x, functools.partial(arviz.label, one)
+            return arviz.ravelled_draws(self.trace.position)
+        x, label = arviz.ravelled_draws(self.trace.variables)
         moves = np.flatnonzero(np.any(x != x[:, :1], axis=(0, 1)))
-        return x[:, :, moves], lambda index: arviz.label(one, int(moves[index]))
+        return x[:, :, moves], lambda index: label(int(moves[index]))
 
     def summary(self) -> Summary:
         """A table with a row for each number of each variable: print it, or read `result.summary()["theta[2]"].mean`.

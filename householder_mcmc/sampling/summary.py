@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from householder_mcmc.results import diagnostics
+from householder_mcmc.results import arviz, diagnostics
 
 __all__ = ["Row", "Summary", "summarise"]
 
@@ -52,13 +52,11 @@ def summarise(draws: dict[str, np.ndarray]) -> Summary:
     """The table of draws by name, (num_chains, num_draws, ...). Holds one variable in memory at a time."""
     table = Summary()
     for name, variable in draws.items():
-        shape = variable.shape[2:]
         x = np.asarray(variable).reshape(*variable.shape[:2], -1).astype(np.float64)
         bulk, ess, rhat = diagnostics.ess_and_rhat(x)
         tail, sd = diagnostics.tail_ess(x), x.std(axis=(0, 1), ddof=1)
         mcse = np.where(sd == 0, 0.0, sd / np.sqrt(np.where(ess > 0, ess, np.nan)))
         columns = [x.mean(axis=(0, 1)), sd, *np.quantile(x, _QUANTILES, axis=(0, 1)), mcse, bulk, tail, rhat]
         for i, values in enumerate(zip(*columns, strict=True)):
-            where = ", ".join(map(str, np.unravel_index(i, shape)))
-            table[f"{name}[{where}]" if shape else name] = Row(*map(float, values))
+            table[arviz.label({name: variable[0, 0]}, i)] = Row(*map(float, values))
     return table

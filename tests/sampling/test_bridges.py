@@ -11,19 +11,11 @@ from scipy.stats import norm
 import householder_mcmc as hm
 from householder_mcmc.results import diagnostics
 
-pytestmark = pytest.mark.filterwarnings("default")  # theirs
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("keep_precision")]  # warnings of theirs
 
 # Eight schools (Rubin 1981).
 EFFECTS = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
 ERRORS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
-
-
-@pytest.fixture(autouse=True)
-def keep_precision():
-    """PyMC turns x64 on for the whole process."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def schools(errors, effects):
