@@ -1,10 +1,12 @@
-"""The processes of benchmarks that run one on each core."""
+"""The processes of benchmarks that run one on each core, and what their numbers are of."""
 
 import contextlib
 import multiprocessing
 import os
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 ONE_THREAD = {
@@ -12,6 +14,12 @@ ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "NPROC": "1",
 }
+
+
+def commit() -> str:
+    """The commit that the code is of, with "-dirty" after it where the code has changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from householder_mcmc.cli import item_response
 from householder_mcmc.results import diagnostics
 
 NUM_CHAINS, NUM_SEEDS = 4, 3
-BUDGET = methods.Budget(num_gradients=0, warmup_nuts=1000, fewest_draws=1000)
+BUDGET = methods.Budget(num_gradients=0, warmup=1000, fewest_draws=1000)
 
 
 class Problem(NamedTuple):

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.environment import ONE_THREAD
+from benchmarks import environment
 from benchmarks.first_answer.child import MODELS, SAMPLERS
 from householder_mcmc.results import diagnostics
 
@@ -98,7 +98,7 @@ def run(model: str, sampler: str, seed: int, options, cache: str | None) -> dict
                 text=True,
                 timeout=options.limit,
                 cwd=ROOT,
-                env=os.environ | ONE_THREAD | variables,
+                env=os.environ | environment.ONE_THREAD | variables,
             )
         except subprocess.TimeoutExpired:
             return {"outcome": f"> {options.limit:g} s"} | dict.fromkeys(_NUMBERS, float("nan"))
@@ -121,9 +121,7 @@ def _cpu_seconds_of_children():
 
 def _origin() -> dict:
     """The commit and the versions that the numbers are of."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {"commit": commit} | {package: version(package) for package in _PACKAGES}
+    return {"commit": environment.commit()} | {package: version(package) for package in _PACKAGES}
 
 
 def _write(rows, path):

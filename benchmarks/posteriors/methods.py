@@ -23,19 +23,16 @@ _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
 
 
 class Budget(NamedTuple):
-    """num_gradients: of all chains. warmup: transitions of ours. warmup_nuts: draws of the others'. fewest_draws: of
-    NUTS and HMC, after it. tuning_mclmc: its phases take tenths of that.
-    """
+    """num_gradients: of all chains. warmup: draws of a chain. fewest_draws: of NUTS and HMC, after it."""
 
     num_gradients: int = 100_000
     warmup: int = 500
-    warmup_nuts: int = 500
     fewest_draws: int = 300
-    tuning_mclmc: int = 5000
 
 
 class Sample(NamedTuple):
-    """draws (num_draws, num_chains, d), without the warm-up. num_gradients: with it. seconds: of sampling alone.
+    """draws (num_draws, num_chains, d), without the warm-up. num_gradients: with it. seconds: of the processor, for
+    sampling alone.
 
     num_warmup_gradients: of the warm-up. MALA's chains run side by side, those of the others one after another.
     """
@@ -53,9 +50,9 @@ def _thinning(dim, num_steps):
 
 def _timed(function, *args):
     compiled = jax.jit(function).lower(*args).compile()
-    started = time.perf_counter()
+    started = time.process_time()
     result = np.asarray(compiled(*args))
-    return result, time.perf_counter() - started
+    return result, time.process_time() - started
 
 
 def _collect(step, state, key, num_steps, thinning):
@@ -119,13 +116,13 @@ def trajectories(algorithm: Callable, adapt: Callable) -> Callable:
 
         compiled, blocks = jax.jit(sample).lower(key, state, parameters).compile(), []
         total = num_warmup
-        started = time.perf_counter()
+        started = time.process_time()
         while total < budget.num_gradients or len(blocks) * _BLOCK < budget.fewest_draws:
             key, key_block = jax.random.split(key)
             state, draws, num_gradients = compiled(key_block, state, parameters)
             blocks.append(np.asarray(draws))
             total += int(num_gradients.sum())
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         return Sample(np.moveaxis(np.concatenate(blocks, axis=1), 0, 1), total, num_warmup, seconds)
 
     return run
@@ -140,7 +137,7 @@ def each_chain(build: Callable) -> Callable:
         @jax.jit
         def run(keys, starts):
             def one_chain(args):
-                (state, parameters), info = warmup.run(*args, budget.warmup_nuts)
+                (state, parameters), info = warmup.run(*args, budget.warmup)
                 return state, parameters, count(info)
 
             return jax.lax.map(one_chain, (keys, starts))
@@ -211,7 +208,7 @@ def mclmc(logdensity, starts, key, budget):
             state = blackjax.mcmc.mclmc.init(position=args[1], logdensity_fn=logdensity, rng_key=key_init)
             return blackjax.mclmc_find_L_and_step_size(
                 mclmc_kernel=blackjax.mcmc.mclmc.build_kernel(),
-                num_steps=budget.tuning_mclmc,
+                num_steps=10 * budget.warmup,  # each phase is a tenth of it
                 state=state,
                 rng_key=key_tune,
                 logdensity_fn=logdensity,
@@ -276,7 +273,7 @@ def nutpie(logdensity, starts, key, budget):
         trace = package.sample(
             model,
             draws=num_draws,
-            tune=budget.warmup_nuts,
+            tune=budget.warmup,
             chains=len(starts),
             cores=1,
             seed=seed,
@@ -289,9 +286,9 @@ def nutpie(logdensity, starts, key, budget):
 
     _, steps = sample(budget.fewest_draws)
     num_draws = int(budget.fewest_draws * (budget.num_gradients - steps[0]) / steps[1])
-    started = time.perf_counter()
+    started = time.process_time()
     trace, steps = sample(max(num_draws, budget.fewest_draws))
-    seconds = (time.perf_counter() - started) * steps[1] / steps.sum()
+    seconds = (time.process_time() - started) * steps[1] / steps.sum()
     draws = np.swapaxes(trace.posterior["x"].to_numpy(), 0, 1)
     return Sample(draws, int(steps.sum()), int(steps[0]), seconds)
 

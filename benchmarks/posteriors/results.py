@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from benchmarks.posteriors.methods import OURS, Sample
-from benchmarks.posteriors.problems import Problem
+from benchmarks.posteriors.methods import METHODS, OURS, Sample
+from benchmarks.posteriors.problems import PROBLEMS, Problem
 from householder_mcmc.results import diagnostics
 
 # Where an ESS counts. In a thousand dimensions an ESS of squares of 400 is needed for the noise to stay within.
@@ -37,6 +37,16 @@ def judge(problem: Problem, sample: Sample) -> dict:
         "max_error": np.abs(errors).max(),
         "counts": bool(is_explored and rhat.max() < LARGEST_RHAT),
     }
+
+
+def replace_rows(rows: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """The rows with all those of a target and a method that has new ones replaced, in the order of the study."""
+    if len(rows):
+        pairs = ["target", "method"]
+        is_old = pd.MultiIndex.from_frame(rows[pairs]).isin(pd.MultiIndex.from_frame(new[pairs]))
+        new = pd.concat([rows[~is_old], new], ignore_index=True)
+    order = {name: place for place, name in enumerate([*PROBLEMS, *METHODS])}
+    return new.sort_values(["target", "method", "seed"], key=lambda column: column.replace(order), ignore_index=True)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import time
 
 import jax
 
+from benchmarks import environment
 from benchmarks.posteriors import results
 from benchmarks.posteriors.methods import METHODS, Budget
 from benchmarks.posteriors.problems import PROBLEMS
@@ -36,7 +37,7 @@ LEFT_OUT = {
 
 def run(target: str, methods: list[str], num_seeds: int) -> list[dict]:
     """All methods on one target."""
-    rows = []
+    rows, commit = [], environment.commit()
     with jax.enable_x64(True):
         problem = PROBLEMS[target]()
         for method in methods:
@@ -46,7 +47,8 @@ def run(target: str, methods: list[str], num_seeds: int) -> list[dict]:
                 started = time.perf_counter()
                 starts = problem.starts(seed, NUM_CHAINS)
                 sample = METHODS[method](problem.logdensity, starts, jax.random.key(seed), budget(target))
-                rows.append({"target": target, "method": method, "seed": seed} | results.judge(problem, sample))
+                row = {"target": target, "method": method, "seed": seed, "commit": commit}
+                rows.append(row | results.judge(problem, sample))
                 numbers = " ".join(f"{name} {v:.3g}" for name, v in rows[-1].items() if isinstance(v, float))
                 print(f"{target} | {method} | {numbers} | {time.perf_counter() - started:.0f} s", flush=True)
     return rows

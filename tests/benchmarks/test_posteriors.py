@@ -128,7 +128,7 @@ def test_every_method_samples_a_correlated_gaussian(name):
     """Moments within 0.25 sd and 0.7-1.4 of the variance, at an ESS of at least 500: five standard errors."""
     if "nutpie" in name:
         pytest.importorskip("nutpie")
-    budget = methods.Budget(40_000, warmup=200, warmup_nuts=200, tuning_mclmc=1000)
+    budget = methods.Budget(40_000, warmup=200)
     precision = np.array([[10.0, -9.0, 0.0], [-9.0, 10.0, 0.0], [0.0, 0.0, 0.1]])
     problem = Problem(
         lambda x: -0.5 * x @ precision @ x,
@@ -158,6 +158,16 @@ def test_tables_count_only_what_explored():
     assert list(results.summarise(rows)["worst"]) == [4.0, 2.0, 0.0]
     assert "4 (MALA, two_ended) | 2 (MALA, diagonal) | 2.00 | 2.00 | - |" in results.verdicts(rows)
     assert results.table(rows).count("does not count") == 1
+
+
+def test_new_rows_replace_those_of_their_target_and_method():
+    def rows(method, seeds, commit):
+        return pd.DataFrame({"target": "kidiq, d = 4", "method": method, "seed": seeds, "commit": commit})
+
+    old = pd.concat([rows("MCLMC, BlackJAX", [0, 1], "a"), rows("HMC, two_ended", [0, 1], "a")])
+    replaced = results.replace_rows(results.replace_rows(pd.DataFrame(), old), rows("HMC, two_ended", [0], "b"))
+    expected = pd.concat([rows("HMC, two_ended", [0], "b"), rows("MCLMC, BlackJAX", [0, 1], "a")], ignore_index=True)
+    pd.testing.assert_frame_equal(replaced, expected)
 
 
 def test_ablations_change_what_they_say(monkeypatch):
