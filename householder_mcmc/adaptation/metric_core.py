@@ -28,7 +28,7 @@ class MetricCoreState(NamedTuple):
     scheme: Any
 
 
-def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
+def metric_core(scheme: Scheme | int | None = None, *, initial: Any = None) -> MetricCore:
     """A streaming learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of all draws.
 
     It learns from every draw of the slow windows and never starts anew; what it has learnt is put to use at the end of
@@ -39,7 +39,7 @@ def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
     ----------
     scheme
         `two_ended`, or `eigen` with an isotropic or unit tail. (A free tail has no BlackJAX inverse mass matrix.) A
-        number stands for `two_ended(number)`.
+        number stands for `two_ended(number)`, and None for `two_ended()`, which chooses its rank.
     initial
         A map that is known, in any form that `as_preconditioner` takes: the scheme begins with it.
 
@@ -58,10 +58,12 @@ def metric_core(scheme: Scheme | int, *, initial: Any = None) -> MetricCore:
     --------
     .. code::
 
-        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core(32))
+        warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core())
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)
     """
-    if isinstance(scheme, Integral):
+    if scheme is None:
+        scheme = two_ended()
+    elif isinstance(scheme, Integral):
         scheme = two_ended(int(scheme))
     if not isinstance(scheme, Scheme):
         raise TypeError(f"metric_core takes a rank or a Scheme, such as hm.two_ended(), got {scheme!r}.")

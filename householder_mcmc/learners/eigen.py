@@ -32,6 +32,10 @@ from householder_mcmc.sharing import shared
 __all__ = ["EigenState", "OjaState", "SequentialBasis", "eigen", "eigen_identity"]
 
 
+# Eigenvectors where no rank is given: the default of `two_ended` in high dimension, at a tenth of its cost.
+_GENEROUS = 32
+
+
 class OjaState(NamedTuple):
     """What Oja's rule has learnt that the map does not have yet.
 
@@ -75,7 +79,7 @@ class EigenState(NamedTuple):
 
 
 def eigen(
-    rank: int,
+    rank: int | None = None,
     tail: str = "free",
     gains: Gains = DEFAULT_GAINS,
     orthonormalize_every: int = 256,
@@ -90,7 +94,8 @@ def eigen(
     Parameters
     ----------
     rank
-        Number of eigenvectors, 1 <= rank <= d.
+        Number of eigenvectors, 1 <= rank <= d. None: 32, or d if that is less. That is generous, as the paper suggests
+        for a start: the map's `effective_rank()` says how many stand out, and its `compress()` drops the others.
     tail
         The scales of the other directions. "free": one for each remaining column of Q (the paper's `eigen`).
         "isotropic": all equal to the root mean residual variance. "unit": all 1 (the paper's `eigen_identity`).
@@ -120,7 +125,7 @@ def eigen(
         On a rank below 1 or, at `init`, above d; a period below 1; an unknown tail or form; the sequential form with
         another tail than the free one.
     """
-    rank = require_integer("rank", rank)
+    rank = None if rank is None else require_integer("rank", rank)
     require_gains(gains)
     _require_one_of("tail", tail, ["free", "isotropic", "unit"])
     _require_one_of("reflections", reflections, ["compact", "sequential"])
@@ -133,7 +138,10 @@ def eigen(
 
 
 def eigen_identity(
-    rank: int, gains: Gains = DEFAULT_GAINS, orthonormalize_every: int = 256, refresh_every: int | None = None
+    rank: int | None = None,
+    gains: Gains = DEFAULT_GAINS,
+    orthonormalize_every: int = 256,
+    refresh_every: int | None = None,
 ) -> Scheme:
     """`eigen` with all trailing scales 1: the paper's `eigen_identity`."""
     return eigen(rank, "unit", gains, orthonormalize_every, refresh_every)
@@ -151,19 +159,20 @@ def _eigen(rank, tail, gains, orthonormalize_every, refresh_every, reflections):
 
     def init_fn(positions):
         dim = positions.shape[1]
-        if rank > dim:
+        num = min(_GENEROUS, dim) if rank is None else rank
+        if num > dim:
             raise ValueError(f"rank must be at most d = {dim}, got {rank}.")
         mean = mean_of_rows(positions)
-        eigenvectors = jnp.eye(rank, dim, dtype=mean.dtype)  # (rank, d): the first axes
+        eigenvectors = jnp.eye(num, dim, dtype=mean.dtype)  # (rank, d): the first axes
         average = None if gains.average is None else eigenvectors
         return EigenState(
             count=jnp.zeros((), jnp.int32),
             mean=mean,
             basis=tail.build(eigenvectors),
-            variances=jnp.ones(tail.num_scales(rank, dim), mean.dtype),
+            variances=jnp.ones(tail.num_scales(num, dim), mean.dtype),
             weight=jnp.ones((), mean.dtype),
             optimiser=optimiser.init(eigenvectors),
-            latest=None if map_is_latest else OjaState(eigenvectors, jnp.ones(rank, mean.dtype), average),
+            latest=None if map_is_latest else OjaState(eigenvectors, jnp.ones(num, mean.dtype), average),
         )
 
     def update_fn(state, positions, scores=None):
@@ -188,7 +197,8 @@ def _eigen(rank, tail, gains, orthonormalize_every, refresh_every, reflections):
     def turn(state, centred):
         """A step of Oja's rule: eigenvectors, the draws' projections on them, and the optimiser's state."""
         if map_is_latest:
-            eigenvectors, variances = tail.eigenvectors(state.basis), leading(state.variances, rank)
+            eigenvectors = tail.eigenvectors(state.basis)
+            variances = leading(state.variances, len(eigenvectors))
         else:
             eigenvectors, variances, _ = state.latest
         projections = project(eigenvectors, centred)

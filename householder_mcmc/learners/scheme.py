@@ -30,6 +30,8 @@ class Scheme(NamedTuple):
     `init`.
     center: state -> (d,), the mean of the Gaussian that is learnt, NaN where none fits. Optional: without it no sampler
     solves that Gaussian.
+    explained: state -> (), how much of the scores a linear function of the draws explains, between 0 and 1, on draws
+    that were not learnt from. Optional.
     begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
     map.
 
@@ -44,6 +46,7 @@ class Scheme(NamedTuple):
     forget: Callable[[Any, Array], Any] | None = None
     begin: Callable[[Any, Preconditioner], Any] | None = None
     center: Callable[[Any], Array] | None = None
+    explained: Callable[[Any], Array] | None = None
 
     def start_anew(self, state: Any, positions: Array) -> Any:
         """The state to go on with where all draws so far came from elsewhere."""

@@ -7,18 +7,22 @@ scale, at both ends of the spectrum. For a Gaussian with precision P, h = -P z h
 too, and the geometric mean of the covariance of z and the inverse covariance of h is P^-1 whatever the draws are. That
 mean minimises the Fisher divergence; the learners of nutpie (Seyboldt, Carlson & Carpenter 2026) rest on the same fact.
 
-Block j = 0, 1, ... has draws Z_j and scores H_j (n, d), centred by chain, and the weight w = c / (j + c). With
-S = diag(scales), var_z and var_h variances by coordinate, and R_z, R_h (rank, d) the rows that stand for the past:
+A block has draws Z and scores H (n, d), centred by chain, of m of the t steps so far, and the weight
+w = c m / (t + (c - 1) m); so block j = 0, 1, ... of equal blocks has c / (j + c). With S = diag(scales),
+variances by coordinate var_z and var_h, and the rows that stand for the past R_z and R_h (rank, d):
 
-    log e    <- log e + w (log (|V Z_j|^2 / |V H_j|^2)^(1/2) - log eigenvalues - log e), in the units of the old map
+    log e    <- log e + w (log (|V Z|^2 / |V H|^2)^(1/2) - log eigenvalues - log e), in the units of the old map
     scales    = (var_z / var_h)^(1/4)
-    Y_z, Y_h  = [(1 - w)^(1/2) R_z; w^(1/2) Z_j] S^-1,  [(1 - w)^(1/2) R_h; w^(1/2) H_j] S
+    Y_z, Y_h  = [(1 - w)^(1/2) R_z; w^(1/2) Z] S^-1,  [(1 - w)^(1/2) R_h; w^(1/2) H] S
     C         = the `rank` combinations of rows for which C (Y_z + Y_h) has the most energy, V their directions
     R_z, R_h <- C Y_z S,  C Y_h S^-1
     V, eigenvalues <- eigenvectors of the geometric mean (V Y_z^T Y_z V^T) # (V Y_h^T Y_h V^T)^-1, turned back by V
-    var_z, var_h   <- running means of the squares of Z_j and H_j, whitened by V and eigenvalues e
+    var_z, var_h   <- running means of the squares of Z and H, whitened by V and eigenvalues e
 
 The map is S (I + V^T (diag(eigenvalues e)^(1/2) - I) V). The memory is O((rank + n) d).
+
+With rank = d there is nothing to choose. The past is then R_z^T R_z and R_h^T R_h themselves, V Y^T Y V^T of any
+orthonormal V, and a block may have any number of rows.
 
 Why the corrections e: directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured on the
 draws that chose the directions are too extreme. So each new block is first measured along the old directions.
@@ -42,6 +46,17 @@ __all__ = ["TwoEndedState", "two_ended"]
 # Rows that stand for a block in the eigenproblem of rank + 64 rows, whose cost is cubic in them. Draws beyond that are
 # summed in groups; 40, of 4 chains and 10 steps, never are.
 _MOST_ROWS = 64
+
+# Without a rank all directions are learnt up to this d, where a new map takes 30 ms; above it as many as have so many
+# numbers, 3 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
+_MOST_WHOLE = 256
+_MOST_NUMBERS = 2**15
+_FEWEST_DIRECTIONS = 32
+
+# Where all directions are learnt, the map changes when the steps since the last change are this part of those before,
+# because it costs d^3; and at least once in so many draws, which take as long to learn from as the eigenproblems.
+_GROWTH_PART = 5
+_MOST_DRAWS = 256
 
 # Directions whose energy is below this share of the largest are rounding: 8 units of it in float32.
 _NEGLIGIBLE_ENERGY = 1e-6
@@ -74,35 +89,46 @@ class TwoEndedState(NamedTuple):
     """State of `two_ended`. Arrays with an axis of length 2 hold draws and scores.
 
     count (): updates made.
-    block (2, block_size, num_chains, d): draws and scores of the current block.
+    block_start (): those before the current block.
+    block (2, steps, num_chains, d): draws and scores of the current block.
     mean (2, num_chains, d): means by chain, because distances between far starts must not count as variance.
     variances (2, d): after the low-rank part of the map is removed. Older ones count less when the map has changed.
-    pairs (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination.
+    past (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination. With
+    rank = d their second moments.
     preconditioner: fitted to those.
     corrections (rank,): of the logarithms of its eigenvalues, in their order.
+    center (d,): the mean of the Gaussian; NaN if there is none.
+    products (3,): means of |z|^2, |g|^2 and -z.g, of draws and scores in whitened units, before they were learnt from.
     """
 
     count: Array
+    block_start: Array
     block: Array
     mean: Array
     variances: Array
-    pairs: Array
+    past: Array
     preconditioner: LowRank
     corrections: Array
+    center: Array
+    products: Array
 
 
-def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, negligible: float = 1.2) -> Scheme:
+def two_ended(
+    rank: int | None = None, block_size: int = 10, forgetting: float = 3.0, negligible: float = 1.2
+) -> Scheme:
     """Learn a scale for each coordinate and the `rank` directions that are then still too wide or too narrow.
 
     Parameters
     ----------
     rank
-        Number of directions; at most d are used. More than needed cost time, not efficiency.
+        Number of directions; at most d are used. More than needed cost time, not efficiency. None: all of them up to
+        d = 256, above it 32,768 / d, but at least 32.
     block_size
-        Steps between changes of the map. The state holds the draws and scores of these steps.
+        Steps between changes of the map; with rank = d between the first changes, later a fifth of the steps so far.
+        The state holds the draws and scores of these steps.
     forgetting
-        c in the weight c / (j + c) of block j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts the
-        mixing time, and forgets the start.
+        c in the weight c / (j + c) of equal blocks j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts
+        the mixing time, and forgets the start.
     negligible
         A direction whose variance is within this factor of 1, in the learnt scales, is left as it is.
 
@@ -117,7 +143,8 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
     ValueError
         If an argument is out of range, or at `update`, without scores.
     """
-    rank, block_size = require_integer("rank", rank), require_integer("block_size", block_size)
+    rank = None if rank is None else require_integer("rank", rank)
+    block_size = require_integer("block_size", block_size)
     if is_concrete(forgetting) and not forgetting > 0 or is_concrete(negligible) and not negligible >= 1:
         raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
 
@@ -128,58 +155,69 @@ def two_ended(rank: int = 32, block_size: int = 10, forgetting: float = 3.0, neg
 def _two_ended(rank, block_size, forgetting, negligible):
     def init_fn(positions):
         num_chains, dim = positions.shape
-        num, dtype = min(rank, dim), positions.dtype
-        return TwoEndedState(
-            count=jnp.zeros((), jnp.int32),
-            block=jnp.zeros((2, block_size, num_chains, dim), dtype),
+        num = min(_num_directions(dim) if rank is None else rank, dim)
+        dtype, zero = positions.dtype, jnp.zeros((), jnp.int32)
+        most_steps = max(block_size, _MOST_DRAWS // num_chains) if num == dim else block_size
+        state = TwoEndedState(
+            count=zero,
+            block_start=zero,
+            block=jnp.zeros((2, most_steps, num_chains, dim), dtype),
             mean=jnp.stack([positions, jnp.zeros_like(positions)]),
             variances=jnp.zeros((2, dim), dtype),
-            pairs=jnp.zeros((2, num, dim), dtype),
+            past=jnp.zeros((2, num, dim), dtype),
             preconditioner=LowRank(jnp.ones(dim, dtype), jnp.eye(num, dim, dtype=dtype), jnp.ones(num, dtype)),
             corrections=jnp.zeros(num, dtype),
+            center=jnp.zeros(dim, dtype),
+            products=jnp.ones(3, dtype),
         )
+        return with_center(state)
 
     def update_fn(state, positions, scores=None):
         if scores is None:
             raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
         new = jnp.stack([positions, scores])
-        block = jax.lax.dynamic_update_index_in_dim(state.block, new, state.count % block_size, axis=1)
+        index, most_steps = state.count - state.block_start, state.block.shape[1]
+        block = jax.lax.dynamic_update_index_in_dim(state.block, new, index, axis=1)
         state = state._replace(count=optax.safe_increment(state.count), block=block)
-        return only_if(state.count % block_size == 0, absorb, state)
+        num_steps = jnp.clip(state.block_start // _GROWTH_PART, block_size, most_steps)
+        return only_if(state.count - state.block_start >= num_steps, absorb, state)
 
     def absorb(state):
         """The state after a whole block, in the steps of the recursion above."""
-        number = state.count // block_size - 1
-        memory = jnp.asarray(forgetting, state.mean.dtype)
-        weight = memory / (number.astype(state.mean.dtype) + memory)
+        num_steps, dtype = state.count - state.block_start, state.mean.dtype
+        memory = jnp.asarray(forgetting, dtype)
+        weight = memory * num_steps / (state.count + (memory - 1) * num_steps)
+        is_first, is_early = state.block_start == 0, state.block_start < 2 * block_size
 
         # 1. Centre the block by chain.
-        mean = (1 - weight) * state.mean + weight * jnp.mean(state.block, axis=1)  # of the first block exactly
-        block = _centre(state.block, mean)
-        rows = tuple(map(_fold, block))
+        is_new = jnp.arange(state.block.shape[1]) < num_steps
+        block_mean = jnp.sum(jnp.where(is_new[:, None, None], state.block, 0), axis=1) / num_steps
+        mean = (1 - weight) * state.mean + weight * block_mean  # of the first block exactly
+        block = tuple(_normalise(part, num_steps * mean.shape[1]) for part in _centre(state.block, mean))
 
-        # 2. Before the map learns from the block, measure its eigenvalues on it. (The first two maps differ too much
-        # for what is measured along one to hold for the next.)
-        errors = state.corrections + weight * (_log_errors(state.preconditioner, rows) - state.corrections)
-        corrections = jnp.where(number < 2, 0, errors)
+        # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two
+        # maps differ too much for what is measured along one to hold for the next.)
+        old_map = _corrected(state.preconditioner, state.corrections)
+        is_whole = state.past.shape[1] == state.past.shape[2]
+        rows = block if is_whole else tuple(map(_fold, block))
+        energies, totals = _energies(state.preconditioner, rows)
+        errors = state.corrections + weight * (_log_errors(state.preconditioner, energies, totals) - state.corrections)
+        corrections = jnp.where(is_early, 0, errors)
+        products = state.products + weight * (_products(old_map, rows, energies, totals) - state.products)
 
         # 3. A scale for each coordinate.
-        variances = only_if(number == 0, lambda _: _mean_squares(block), state.variances)
+        variances = only_if(is_first, lambda _: _squares(block), state.variances)
         scales = _scales(variances, state.preconditioner.scales)
 
         # 4. In those units, the directions with the largest gap of past and block together, and their eigenvalues.
-        past, units = jnp.sqrt(1 - weight), (1 / scales, scales)
-        rows = [
-            jnp.concatenate([past * old, jnp.sqrt(weight) * new]) * unit[None]
-            for old, new, unit in zip(state.pairs, rows, units, strict=True)
-        ]
-        combinations, directions = _largest_gaps(rows, state.pairs.shape[1])
-        preconditioner = LowRank(scales, *_geometric_mean(rows, directions))
-        pairs = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
+        join = _join_moments if is_whole else _join_rows
+        past, directions, moments, means = join(state.past, rows, weight, (1 / scales, scales))
+        rotation, eigenvalues = _geometric_mean(*moments, *means)
+        preconditioner = LowRank(scales, dot(rotation.T, directions), eigenvalues)
 
         # 5. For the next block's scales: the variances of this one, whitened by the new map.
         new_map = _corrected(preconditioner, corrections)
-        of_block = _mean_squares(_whiten(new_map, block))
+        of_block = _squares(_whiten(new_map, block))
         is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
         forgotten = jnp.maximum(weight, _common_change(variances, of_block))
         variances = variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - variances)
@@ -189,13 +227,15 @@ def _two_ended(rank, block_size, forgetting, negligible):
         new = {
             "mean": mean,
             "variances": variances,
-            "pairs": pairs,
+            "past": past,
             "preconditioner": preconditioner,
             "corrections": corrections,
+            "products": products,
         }
         old = {name: getattr(state, name) for name in new} | {"mean": jnp.where(varies, state.mean, mean)}
         is_finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new)]))
-        return state._replace(**jax.tree.map(lambda new, old: jnp.where(is_finite & varies, new, old), new, old))
+        kept = jax.tree.map(lambda new, old: jnp.where(is_finite & varies, new, old), new, old)
+        return with_center(state._replace(block_start=state.count, **kept))
 
     def preconditioner_fn(state):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
@@ -207,7 +247,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
 
     def forget_fn(state, positions):
         del positions
-        return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
+        zero = jnp.zeros_like(state.count)
+        return state._replace(count=zero, block_start=zero)  # the first block has all the weight
 
     def begin_fn(state, preconditioner):
         known = _as_low_rank(preconditioner, state.preconditioner)
@@ -215,19 +256,27 @@ def _two_ended(rank, block_size, forgetting, negligible):
         _, strongest = jax.lax.top_k(size, min(len(size), len(state.corrections)))
         eigenvectors, eigenvalues = known.eigenvectors[strongest], known.eigenvalues[strongest]
         scales, root = known.scales, jnp.sqrt(eigenvalues)[:, None]
-        preconditioner, pairs = state.preconditioner, state.pairs
-        return state._replace(
-            count=state.count + _KNOWN_BLOCKS * block_size,
-            variances=jnp.stack([scales**2, scales**-2]),
-            pairs=_first_rows(pairs, jnp.stack([root * eigenvectors * scales, -eigenvectors / root / scales])),
-            preconditioner=LowRank(
-                scales,
-                _first_rows(jnp.zeros_like(preconditioner.eigenvectors), eigenvectors),
-                _first_rows(preconditioner.eigenvalues[:, None], eigenvalues[:, None])[:, 0],
-            ),
+        preconditioner, count = state.preconditioner, state.count + _KNOWN_BLOCKS * block_size
+        past = jnp.stack([root * eigenvectors * scales, -eigenvectors / root / scales])
+        if state.past.shape[1] == state.past.shape[2]:
+            rest = jnp.eye(len(scales)) - dot(eigenvectors.T, eigenvectors)
+            past = jnp.stack([dot(part.T, part) for part in past])
+            past = past + jnp.stack([jnp.outer(unit, unit) for unit in (scales, 1 / scales)]) * rest
+        return with_center(
+            state._replace(
+                count=count,
+                block_start=count,
+                variances=jnp.stack([scales**2, scales**-2]),
+                past=_first_rows(state.past, past),
+                preconditioner=LowRank(
+                    scales,
+                    _first_rows(jnp.zeros_like(preconditioner.eigenvectors), eigenvectors),
+                    _first_rows(preconditioner.eigenvalues[:, None], eigenvalues[:, None])[:, 0],
+                ),
+            )
         )
 
-    def center_fn(state):
+    def with_center(state):
         """The mean of the draws, and a step of Newton's from there: right for a Gaussian whatever the draws are.
 
         NaN where one Gaussian is not enough: with a direction that may be flat, or where the chains' own means are
@@ -239,9 +288,32 @@ def _two_ended(rank, block_size, forgetting, negligible):
         center = jnp.mean(draws, axis=0) + preconditioner.apply(step)
         distances = jnp.sum(jax.vmap(preconditioner.solve)(draws - center[None]) ** 2, axis=1)
         is_flat = jnp.any(state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST)
-        return jnp.where(jnp.all(distances < _FARTHEST**2 * len(center)) & ~is_flat, center, jnp.nan)
+        is_center = jnp.all(distances < _FARTHEST**2 * len(center)) & ~is_flat
+        return state._replace(center=jnp.where(is_center, center, jnp.nan))
 
-    return Scheme(init_fn, update_fn, preconditioner_fn, forget=forget_fn, begin=begin_fn, center=center_fn)
+    return Scheme(
+        init_fn,
+        update_fn,
+        preconditioner_fn,
+        forget=forget_fn,
+        begin=begin_fn,
+        center=lambda state: state.center,
+        explained=_explained,
+    )
+
+
+def _num_directions(dim):
+    """Without a rank."""
+    return dim if dim <= _MOST_WHOLE else max(_MOST_NUMBERS // dim, _FEWEST_DIRECTIONS)
+
+
+def _explained(state):
+    """The squared correlation of draws and scores in whitened units, (): 1 for a Gaussian whose map is known.
+
+    By Stein's identity the mean of z.g is -d for any target, so that this is d^2 over the mean squares of z and g.
+    """
+    draws, scores, product = state.products
+    return jnp.where(product > 0, product, 0) ** 2 / (draws * scores)
 
 
 def _as_low_rank(preconditioner, like):
@@ -266,7 +338,7 @@ def _first_rows(rows, new):
 
 
 def _centre(block, mean):
-    """Draws and scores (n, d) of a block (2, block_size, num_chains, d) about the means (2, num_chains, d).
+    """Draws and scores (n, d) of a block (2, steps, num_chains, d) about the means (2, num_chains, d).
 
     Scores that do not vary are zero, without their rounding.
     """
@@ -276,17 +348,22 @@ def _centre(block, mean):
     return draws.reshape(-1, mean.shape[2]), scores.reshape(-1, mean.shape[2])
 
 
+def _normalise(rows, num):
+    """The first `num` rows over the root of their number, so that Gram matrices are means; the others are zeros."""
+    is_counted = jnp.arange(len(rows)) < num
+    return jnp.where(is_counted[:, None], rows / jnp.sqrt(num.astype(rows.dtype)), 0)
+
+
 def _fold(rows):
-    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d) over their number."""
-    num = rows.shape[0]
-    group = -(-num // _MOST_ROWS)
-    padded = jnp.pad(rows, ((0, -num % group), (0, 0)))  # draws of a group are about independent
-    return jnp.sum(padded.reshape(-1, group, rows.shape[1]), axis=1) * num**-0.5
+    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d)."""
+    group = -(-rows.shape[0] // _MOST_ROWS)
+    padded = jnp.pad(rows, ((0, -rows.shape[0] % group), (0, 0)))  # draws of a group are about independent
+    return jnp.sum(padded.reshape(-1, group, rows.shape[1]), axis=1)
 
 
-def _mean_squares(rows):
-    """Of each coordinate, (2, d)."""
-    return jnp.stack([mean_of_rows(part**2) for part in rows])
+def _squares(rows):
+    """Sums over the rows by coordinate, (2, d)."""
+    return jnp.stack([len(part) * mean_of_rows(part**2) for part in rows])
 
 
 def _where_positive(one, other):
@@ -295,18 +372,36 @@ def _where_positive(one, other):
     return jnp.where(is_positive, one, 1), jnp.where(is_positive, other, 1), is_positive
 
 
-def _log_errors(preconditioner, rows):
+def _energies(preconditioner, rows):
+    """Of draws and scores in units of the scales: along each eigenvector (2, rank), and in all (2,)."""
+    along = zip(_eigenvectors_in_own_units(preconditioner), rows, strict=True)
+    energies = [jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along]
+    return jnp.stack(energies), _total_energies(preconditioner, rows)
+
+
+def _total_energies(preconditioner, rows):
+    units = (1 / preconditioner.scales, preconditioner.scales)
+    return jnp.stack([jnp.sum((part * unit[None]) ** 2) for part, unit in zip(rows, units, strict=True)])
+
+
+def _log_errors(preconditioner, energies, totals):
     """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from.
 
-    What is below rounding counts as that, so that the eigenvalue of a flat direction does not grow without bound.
+    The energies of draws and scores along an eigenvector have the ratio eigenvalue^2.
     """
-    along = zip(_eigenvectors_in_own_units(preconditioner), rows, strict=True)
-    energies = jnp.stack([jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along])
-    least = _rounding(preconditioner, rows)[:, None]
+    least = _rounding(totals)[:, None]
     draws, scores, is_known = _where_positive(*energies)
     is_known &= jnp.any(energies > least, axis=0)
     log_eigenvalues = (jnp.log(jnp.maximum(draws, least[0])) - jnp.log(jnp.maximum(scores, least[1]))) / 2
     return jnp.where(is_known, log_eigenvalues - jnp.log(preconditioner.eigenvalues), 0)
+
+
+def _products(preconditioner, rows, energies, totals):
+    """|z|^2, |g|^2 and -z.g of draws and scores in whitened units, (3,)."""
+    eigenvalues = preconditioner.eigenvalues
+    stretch = jnp.stack([1 / eigenvalues, eigenvalues]) - 1
+    squares = jnp.maximum(totals + jnp.sum(stretch * energies, axis=1), 0)
+    return jnp.append(squares, -jnp.sum(rows[0] * rows[1]))
 
 
 def _scales(variances, old):
@@ -325,33 +420,50 @@ def _common_change(old, new):
     return 1 - jnp.exp(-jnp.max(jnp.mean(jnp.log(new / old), axis=1) ** 2))
 
 
-def _largest_gaps(rows, num):
-    """The `num` combinations (num, n) of rows with the largest gap, and its orthonormal directions (num, d).
+def _join_moments(past, rows, weight, units):
+    """`_join_rows` where the past is (2, d, d) second moments, and all directions count."""
+    of_rows = jnp.stack([dot(part.T, part) for part in rows])
+    past = (1 - weight) * past + weight * of_rows
+    moments = jnp.stack([unit[:, None] * part * unit[None] for part, unit in zip(past, units, strict=True)])
+    return past, jnp.eye(past.shape[1], dtype=past.dtype), moments, jnp.mean(jnp.diagonal(moments, 0, 1, 2), axis=1)
 
-    A direction without energy is a row of zeros.
+
+def _join_rows(past, rows, weight, units):
+    """Past (2, rank, d) and block, with its weight: (past, directions, second moments along them, mean ones of all).
+
+    The past that is returned has the `rank` combinations of rows with the largest gap, in the units of the target. The
+    directions (rank, d) are those of their gaps, orthonormal; one without energy is a row of zeros. The moments
+    (2, rank, rank), and their means (2,) over all coordinates, are in the given units.
     """
-    draws, scores = rows
-    gap = draws + scores
+    draws, scores = (
+        jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * new]) * unit[None]
+        for old, new, unit in zip(past, rows, units, strict=True)
+    )
+    gap, num = draws + scores, past.shape[1]
     energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
     energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
     has_energy = energies > _NEGLIGIBLE_ENERGY * energies[0]
     lengths = jnp.sqrt(jnp.where(has_energy, energies, 1))
     directions = jnp.where(has_energy[:, None], dot(combinations, gap) / lengths[:, None], 0)
     gram = dot(directions, directions.T) + jnp.diag(1 - has_energy.astype(gap.dtype))
-    return combinations, dot(inverse_cholesky(gram), directions)
+    directions = dot(inverse_cholesky(gram), directions)
+
+    along = [project(directions, part) for part in (draws, scores)]
+    moments = jnp.stack([dot(part, part.T) for part in along])
+    means = jnp.stack([jnp.mean(jnp.sum(part**2, axis=0)) for part in (draws, scores)])
+    past = jnp.stack([dot(combinations, part) for part in (draws, scores)]) * jnp.stack(units[::-1])[:, None]
+    return past, directions, moments, means
 
 
-def _geometric_mean(rows, directions):
-    """Eigenvectors in the span of the directions, and eigenvalues: of the geometric mean of the draws' covariance and
-    the inverse of the scores'."""
-    draws, scores = (jnp.mean(jnp.sum(part**2, axis=0)) for part in rows)
-    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(directions), dtype=directions.dtype)
-    along = [project(directions, part) for part in rows]
-    of_draws, of_scores = (dot(part, part.T) + prior for part in along)
+def _geometric_mean(of_draws, of_scores, draws, scores):
+    """Eigenvectors as columns, and eigenvalues, of the geometric mean of the draws' covariance and the inverse of the
+    scores'. draws, scores (): mean variances, for a prior."""
+    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(of_draws), dtype=of_draws.dtype)
+    of_draws, of_scores = of_draws + prior, of_scores + prior
     root, inverse_root = _roots(of_scores)
     middle, _ = _roots(dot(dot(root, of_draws), root))
     eigenvalues, rotation = jnp.linalg.eigh(dot(dot(inverse_root, middle), inverse_root))
-    return dot(rotation.T, directions), jnp.maximum(eigenvalues, _PRIOR)
+    return rotation, jnp.maximum(eigenvalues, _PRIOR)
 
 
 def _roots(matrix):
@@ -377,19 +489,18 @@ def _whiten(preconditioner, rows):
     return stretch(draws, 1 / root - 1, for_draws, for_scores), stretch(scores, root - 1, for_scores, for_draws)
 
 
-def _rounding(preconditioner, rows):
-    """The energies of draws and scores along a direction that their rounding may have, in units of the scales, (2,)."""
-    units = (1 / preconditioner.scales, preconditioner.scales)
-    energies = jnp.stack([jnp.sum((part * unit[None]) ** 2) for part, unit in zip(rows, units, strict=True)])
+def _rounding(energies):
+    """Of the energies of draws and scores, in units of the scales, those along one direction that rounding may have."""
     return (_ROUNDING * jnp.finfo(energies.dtype).eps) ** 2 * energies
 
 
 def _rounding_of_whitened(preconditioner, rows):
-    """The mean squares that the rounding of `_whiten` may have, by coordinate, (2, d)."""
+    """The squares that the rounding of `_whiten` may have, by coordinate, (2, d)."""
     scales, eigenvectors, eigenvalues = preconditioner
     root = jnp.sqrt(eigenvalues)[:, None]
     factors = jnp.stack([jnp.sum(((root - 1) * eigenvectors) ** 2, axis=0) for root in (1 / root, root)])
-    return _rounding(preconditioner, rows)[:, None] / len(rows[0]) * factors * jnp.stack([scales, 1 / scales]) ** 2
+    energies = _rounding(_total_energies(preconditioner, rows))
+    return energies[:, None] * factors * jnp.stack([scales, 1 / scales]) ** 2
 
 
 def _eigenvectors_in_own_units(preconditioner):

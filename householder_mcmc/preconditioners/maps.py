@@ -16,12 +16,14 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 
 from householder_mcmc.linalg import dot, project
-from householder_mcmc.preconditioners.checks import is_concrete, require_vector
+from householder_mcmc.preconditioners.checks import is_concrete, require_integer, require_vector
 from householder_mcmc.preconditioners.reflections import (
     CompactReflections,
     SequentialReflections,
     as_matrix,
+    compact,
     require_orthonormal,
+    sequential,
 )
 from householder_mcmc.preconditioners.spectrum import count_directions
 
@@ -159,6 +161,21 @@ class LowRank(NamedTuple):
             return count_directions(scales, eigenvectors, eigenvalues, factor)
         return jnp.sum(jnp.maximum(self.eigenvalues, 1 / self.eigenvalues) > factor)
 
+    def compress(self, multiple: int = 1) -> "LowRank":
+        """The same map without the directions whose eigenvalue is 1, which do nothing: O(effective rank d).
+
+        multiple: of which the new rank shall be one, so that maps of nearly equal ranks share compiled programs. Under
+        jit, where values are not known, the map as it is. Raises TypeError or ValueError if `multiple` is no integer of
+        at least 1.
+        """
+        multiple = require_integer("multiple", multiple)
+        if not all(map(is_concrete, self)):
+            return self
+        rows = np.argsort(np.asarray(self.eigenvalues) == 1, kind="stable")  # those that are used first, in order
+        num_used = int(np.sum(np.asarray(self.eigenvalues) != 1))
+        rows = rows[: min(-(-max(num_used, 1) // multiple) * multiple, len(rows))]
+        return self._replace(eigenvectors=self.eigenvectors[rows], eigenvalues=self.eigenvalues[rows])
+
     def _root(self, x, power=0.5):
         stretch = self.eigenvalues**power - 1
         return x + dot(stretch * project(self.eigenvectors, x), self.eigenvectors)
@@ -192,6 +209,32 @@ class Householder(NamedTuple):
 
     def to_dense(self) -> Array:
         return as_matrix(self.apply, self.scales.shape[0], self.scales.dtype)
+
+    def effective_rank(self, factor: float = 3.0) -> Array | int:
+        """How many eigenvectors have more than `factor` times the median variance of the other columns of Q."""
+        num = jnp.sum(self._stands_out(factor))
+        return int(num) if is_concrete(num) else num
+
+    def compress(self, factor: float = 3.0) -> "Householder":
+        """A map without the eigenvectors that do not stand out by `factor`: the paper's reduction of m.
+
+        The variances of those that are dropped go to the columns of the new Q that take their places, so this is nearly
+        the same map where they are alike. At least one eigenvector stays. Under jit the map as it is.
+        """
+        if not all(map(is_concrete, jax.tree.leaves(self))):
+            return self
+        stands_out = np.asarray(self._stands_out(factor))
+        stands_out[np.argmax(self.scales[: len(stands_out)])] = True
+        order = np.argsort(~stands_out, kind="stable")
+        axes = jnp.eye(len(order), len(self.scales), dtype=self.scales.dtype)
+        eigenvectors = jax.vmap(self.rotation.apply)(axes)[order[: np.sum(stands_out)]]
+        build = compact if isinstance(self.rotation, CompactReflections) else sequential
+        return Householder(build(eigenvectors), self.scales.at[: len(order)].set(self.scales[order]))
+
+    def _stands_out(self, factor):
+        rank = len(self.rotation.signs)
+        level = jnp.median(self.scales[rank:]) if rank < len(self.scales) else jnp.min(self.scales)
+        return self.scales[:rank] ** 2 > factor * level**2
 
 
 def as_preconditioner(inverse_mass_matrix) -> Preconditioner:

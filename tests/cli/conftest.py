@@ -58,6 +58,7 @@ def made_run(monkeypatch):
                 num_gradients=jnp.array([300, 500]),
                 num_steps=jnp.array(num_steps),
                 num_learnt=jnp.array(10),
+                explained=jnp.array(1.0),
                 has_settled=jnp.array(True),
                 is_behind=jnp.zeros(2, bool),
                 num_moves=jnp.zeros(2, int),

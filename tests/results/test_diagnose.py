@@ -23,6 +23,7 @@ def of_warmup(**fields):
         num_gradients=jnp.full(4, 500),
         num_steps=jnp.asarray(100),
         num_learnt=jnp.asarray(90),
+        explained=jnp.asarray(1.0),
         has_settled=jnp.asarray(True),
         is_behind=jnp.zeros(4, bool),
         num_moves=jnp.zeros(4, int),
