@@ -223,7 +223,7 @@ class Householder(NamedTuple):
         """
         if not all(map(is_concrete, jax.tree.leaves(self))):
             return self
-        stands_out = np.asarray(self._stands_out(factor))
+        stands_out = np.array(self._stands_out(factor))
         stands_out[np.argmax(self.scales[: len(stands_out)])] = True
         order = np.argsort(~stands_out, kind="stable")
         axes = jnp.eye(len(order), len(self.scales), dtype=self.scales.dtype)

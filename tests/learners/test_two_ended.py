@@ -273,3 +273,74 @@ def test_bad_input():
     scheme = hm.two_ended(2)
     with pytest.raises(ValueError, match="from draws and scores"):
         scheme.update(scheme.init(jnp.ones((2, 3))), jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("dim, num", [(1, 1), (20, 20), (256, 256), (257, 127), (600, 54), (2000, 32)])
+def test_without_a_rank_it_follows_from_the_dimension(dim, num):
+    state = hm.two_ended().init(jnp.zeros((2, dim)))
+    assert state.preconditioner.eigenvectors.shape == (num, dim)
+    assert hm.two_ended(5).init(jnp.zeros((2, dim))).past.shape == (2, min(5, dim), dim)
+
+
+def test_blocks_grow_where_all_directions_are_learnt():
+    """Steps after which the map changes: by tens, then by a fifth of the steps so far, but by 256 draws at most."""
+    draws, scores = (x[:, :, :5] for x in draws_and_scores(covariance(), 60))
+
+    def changes(rank):
+        scheme = hm.two_ended(rank)
+
+        @jax.jit
+        def run(state, draws, scores):
+            def one(state, pair):
+                return scheme.update(state, *pair), scheme.preconditioner(state).scales[0]
+
+            return jax.lax.scan(one, state, (draws, scores))[1]
+
+        scales = run(scheme.init(draws[0]), draws, scores)
+        return np.flatnonzero(np.diff(scales)) + 1  # the map before step i + 1 is not that before step i
+
+    expected = [10]
+    while expected[-1] < 590:
+        expected.append(expected[-1] + min(max(10, expected[-1] // 5), 64))
+    np.testing.assert_array_equal(changes(None), [step for step in expected if step < 599])
+    np.testing.assert_array_equal(changes(4), np.arange(10, 599, 10))
+
+
+def test_all_directions_against_a_dense_twin(dtype):
+    """The geometric mean of weighted covariances of draws and inverse scores that are no Gaussian's: blocks of 10 and
+    12 steps (in part filled), whose weights are c m / (t + (c - 1) m)."""
+    rng, dim = np.random.default_rng(0), 4
+    draws = rng.normal(size=(72, NUM_CHAINS, dim)) @ rng.normal(size=(dim, dim)) + 5
+    scores = -draws @ np.diag([3.0, 0.5, 1.0, 20.0]) + rng.normal(size=draws.shape)
+    scheme = hm.two_ended(negligible=1.0)
+    state = learn(scheme, jnp.asarray(draws, dtype), jnp.asarray(scores, dtype))
+    assert int(state.block_start) == 72
+
+    mean, moments, start = np.zeros((2, NUM_CHAINS, dim)), np.zeros((2, dim, dim)), 0
+    for end in (10, 20, 30, 40, 50, 60, 72):
+        weight = 3 * (end - start) / (end + 2 * (end - start))
+        block = np.stack([draws[start:end], scores[start:end]])
+        mean = (1 - weight) * mean + weight * block.mean(axis=1)
+        rows = (block - mean[:, None]).reshape(2, -1, dim)
+        moments = (1 - weight) * moments + weight * np.einsum("kni,knj->kij", rows, rows) / rows.shape[1]
+        start = end
+    inverse = np.linalg.inv(moments[1])
+    root = np.linalg.cholesky(inverse)
+    values, vectors = np.linalg.eigh(np.linalg.solve(root, np.linalg.solve(root, moments[0]).T))
+    expected = root @ (vectors * np.sqrt(values)) @ vectors.T @ root.T
+    learnt = state.preconditioner.to_dense()  # without the corrections of its eigenvalues
+    np.testing.assert_allclose(learnt @ learnt.T, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
+def test_how_much_a_linear_function_explains():
+    """The squared correlation, in whitened units, of draws and scores that the map has not learnt from."""
+    matrix, rng = covariance(), np.random.default_rng(3)
+    draws, scores = draws_and_scores(matrix, 30)
+    noise = rng.normal(size=scores.shape) @ np.linalg.inv(np.linalg.cholesky(matrix))
+    noise = jnp.asarray(2 * noise, jnp.float32)  # of a variance of 4 in whitened units: a fifth is explained
+    for rank in (RANK, None):
+        scheme = hm.two_ended(rank)
+        explained = [float(scheme.explained(learn(scheme, draws, h))) for h in (scores, scores + noise)]
+        assert explained[0] > 0.93 and abs(explained[1] - 0.2) < 0.04
+        assert float(scheme.explained(learn(scheme, draws, noise))) < 0.01
+    assert hm.eigen(2).explained is None

@@ -235,3 +235,36 @@ def test_maps_from_a_file():
         (hm.fixed(loaded).init(x[None]).apply_transpose(x), preconditioner.apply_transpose(x)),
     ):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_compress_drops_what_does_nothing():
+    rows = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (9, 5)))[0].T
+    full = hm.LowRank(jnp.arange(1.0, 10.0), rows, jnp.array([1.0, 4.0, 1.0, 0.25, 1.0]))
+    x = jax.random.normal(jax.random.key(1), (9,))
+    for multiple, rank in ((1, 2), (2, 2), (3, 3), (4, 4), (8, 5)):
+        small = full.compress(multiple)
+        assert small.eigenvectors.shape == (rank, 9) and small.effective_rank() == full.effective_rank() == 2
+        for name in ("apply", "apply_transpose", "solve", "solve_transpose"):
+            np.testing.assert_array_equal(getattr(small, name)(x), getattr(full, name)(x))
+    assert jax.jit(lambda full: full.compress())(full).eigenvectors.shape == (5, 9)
+    identity = full._replace(eigenvalues=jnp.ones(5)).compress()
+    assert identity.eigenvectors.shape == (1, 9)
+    np.testing.assert_array_equal(identity.apply(x), full.scales * x)
+    with pytest.raises(ValueError, match="multiple must be at least 1"):
+        full.compress(0)
+
+
+@pytest.mark.parametrize("form", [hm.reflections.compact, hm.reflections.sequential])
+def test_compress_keeps_the_eigenvectors_that_stand_out(form):
+    """Of five eigenvectors two stand out; with the rest alike the map is the same."""
+    rows = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (9, 5)))[0].T
+    scales = jnp.ones(9).at[jnp.array([1, 3])].set(jnp.array([10.0, 3.0]))
+    full = hm.Householder(form(rows), scales)
+    assert full.effective_rank() == 2 and full.effective_rank(20.0) == 1
+    small = full.compress()
+    assert type(small.rotation) is type(full.rotation) and len(small.rotation.signs) == 2
+    covariances = [root @ root.T for root in (small.to_dense(), full.to_dense())]
+    np.testing.assert_allclose(*covariances, rtol=1e-5, atol=1e-4)
+    assert len(full._replace(scales=jnp.ones(9)).compress().rotation.signs) == 1
+    assert len(jax.jit(lambda full: full.compress())(full).rotation.signs) == 5
+    assert int(jax.jit(lambda full: full.effective_rank())(full)) == 2

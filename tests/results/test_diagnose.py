@@ -44,6 +44,7 @@ def test_nothing_to_say():
     "fields, said",
     [
         ({"num_learnt": 33}, "the map is that of 33 of 100 steps"),
+        ({"explained": 0.05}, "explains 0.05 of the scores: no linear map fits"),
         ({"has_settled": False}, "had not settled after 100 steps"),
         ({"is_behind": [False, True, False, True]}, "chains [1, 3] ended the warm-up far below the others"),
         ({"num_moves": [0, 0, 2, 0]}, "chains [2] were far below the others, in places of negligible mass"),
