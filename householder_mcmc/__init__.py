@@ -48,7 +48,7 @@ from householder_mcmc.sampling.pymc import from_pymc
 from householder_mcmc.sampling.result import Result, load, save
 from householder_mcmc.sampling.sample import Until, sample
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 mala = _SamplingAPI(_mala.as_top_level_api, _mala.init, _mala.build_kernel)
 hmc = _SamplingAPI(_hmc.as_top_level_api, _hmc.init, _hmc.build_kernel)

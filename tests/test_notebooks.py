@@ -27,9 +27,8 @@ def execute(path):
     """The notebook with the outputs of a fresh process."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        cell.pop("metadata", None), cell.setdefault("metadata", {})
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    folder = {"metadata": {"path": str(FOLDER)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=folder, record_timing=False).execute()
     return notebook
 
 

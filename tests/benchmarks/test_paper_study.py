@@ -119,6 +119,14 @@ def test_an_ess_counts_where_the_chains_agree_too(columns, is_counted):
     assert f"| {'yes' if is_counted else 'no'} |" in tables.side_by_side(tables.summarise(rows))
 
 
+def test_the_short_table_has_brackets_around_what_does_not_count():
+    """600 draws' worth of 2 x 3535 / 2 gradients are 170 per 1000."""
+    rows = pd.concat([results_like(), results_like(scheme="eigen", rhat=1.06), results_like(d=100, scheme="eigen")])
+    lines = tables.by_dimension(tables.summarise(rows)).splitlines()
+    assert lines[0] == "| scheme | variant | chains | d = 50 | d = 100 |"
+    assert lines[2:] == ["| dense | authors | 2 | 170 |  |", "| eigen | authors | 2 | (170) | 170 |"]
+
+
 def test_fill_replaces_marked_blocks_only():
     text = "a\n<!-- program checks -->\nold\n<!-- end -->\nb\n<!-- other -->\nkept\n<!-- end -->\n"
     filled = tables.fill(text, {"program checks": "new"})
