@@ -22,7 +22,7 @@ PROGRAM, TEXT = experiments("program"), experiments("text")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("num_steps", [6, 7])
 def test_draws_are_the_second_half(num_steps):
-    """As the authors' states floor((n + 1) / 2), ..., n + 1 of n + 1, where the first is the start."""
+    """As in the authors' program: states floor((n + 1) / 2) to n + 1, where the first is the start."""
     targets = [gaussian_first(6, np.random.default_rng(r), num_significant=1) for r in range(3)]
     positions = np.stack([target.start(np.random.default_rng(9), 2) for target in targets])
     learner = settings.adaptive(1, hm.AUTHORS_GAINS)["eigen"]
