@@ -28,9 +28,10 @@ class Scheme(NamedTuple):
     gains: the `Gains` of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
-    center: state -> (d,), the mean of the Gaussian that is learnt, NaN where none fits. Optional: without it samplers
-    use leapfrog steps.
-    begin: (state that has seen no draw, preconditioner) -> a state that has learnt that map. Optional.
+    center: state -> (d,), the mean of the Gaussian that is learnt, NaN where none fits. Optional: without it no sampler
+    solves that Gaussian.
+    begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
+    map.
 
     Counters stop at 2^31 - 1 updates, where gains like 1 / t are below rounding in float32. From then on a learner
     skips what it does at every n-th update, n > 1, and its map may stay as it is.
