@@ -1,4 +1,4 @@
-"""The processes of benchmarks that run one on each core, and what their numbers are of."""
+"""Processes for benchmarks, one on each core, and the commit that their numbers are of."""
 
 import contextlib
 import multiprocessing
@@ -26,10 +26,11 @@ def commit() -> str:
 def pool(num_processes: int | None = None) -> Iterator[ProcessPoolExecutor]:
     """A pool of fresh processes, one on each core unless told otherwise, each with one thread.
 
-    Where two processes share two cores, XLA's further threads take twice the time, and OpenBLAS's make a small Cholesky
-    factor up to 50 times slower. A pool of two or three threads can also block for ever: each batched LAPACK call of a
-    program holds a thread until others have done its batch. The libraries read these variables as they are imported, so
-    they must be set before a process starts. What the user has set stays, and this process gets its own back.
+    Two processes on two cores lose by more threads: with XLA's they take twice the time, with OpenBLAS's a small
+    Cholesky factor is up to 50 times slower. A pool of two or three threads can also block for ever, because a batched
+    LAPACK call holds a thread until others have done its batch. The libraries read these variables as they are
+    imported, so they must be set before a process starts. What the user has set stays, and this process gets its own
+    back.
     """
     spawn = multiprocessing.get_context("spawn")
     with mock.patch.dict(os.environ, ONE_THREAD | os.environ):

@@ -57,7 +57,7 @@ def reverse_kl_with_position_for_noise(
 
 
 class _Inverse(NamedTuple):
-    """Of L: its diagonal (d,), and rows (rank, d) L^{-1} for rows."""
+    """L^{-1}: its `diagonal` (d,), and what `times` needs."""
 
     diagonal: Array
     inner: Array
@@ -65,11 +65,12 @@ class _Inverse(NamedTuple):
     reciprocal: Array
 
     def times(self, rows):
+        """rows (rank, d) times L^{-1}."""
         return rows * self.reciprocal - dot(dot(dot(rows, self.half.T), self.inner), self.half)
 
 
 def _inverse(diagonal, factor):
-    """By the matrix inversion lemma."""
+    """The inverse of L = diag(diagonal) + factor^T factor, by the matrix inversion lemma."""
     half = factor / diagonal
     inner = jnp.linalg.inv(jnp.eye(factor.shape[0], dtype=factor.dtype) + dot(half, factor.T))
     return _Inverse(1 / diagonal - jnp.sum(half * dot(inner, half), axis=0), inner, half, 1 / diagonal)

@@ -1,7 +1,15 @@
-"""Adaptive MCMC with Householder preconditioners for JAX and BlackJAX.
+"""Adaptive MCMC for JAX and BlackJAX: HMC, NUTS and MALA with linear maps that are learnt from the chains.
 
-A preconditioner L (`preconditioners/`) is learnt from draws by a scheme (`learners/`) and used by a kernel (`mcmc/`);
-`adaptation/` runs chains and learner together, and `sampling/` goes from a model to an answer in one call.
+Start with `sample`, which goes from a log-density, or a `Model`, to a `Result`. The pieces, from the outside in:
+
+- **Models** (`sampling/`): `Model`, `constrained`, `from_numpyro`, `from_pymc`.
+- **Runs** (`sampling/`, `results/`): `sample`, `Until`, `Result`, `save`, `load`, `diagnose`, `to_arviz`.
+- **Warm-ups** (`adaptation/`): `warmup` learns a map and a step size and freezes both, `arrive` climbs from far starts.
+- **In BlackJAX**: `for_blackjax`, `to_metric` and `to_integrator` for its kernels, `metric_core` for its warm-ups.
+- **Kernels** (`mcmc/`): `hmc` and `mala` of one chain, `adaptive_mala` of many chains whose map never stops moving.
+- **Learners** (`learners/`): `two_ended`, and `diagonal`, `dense`, `eigen`, `eigen_identity`, `none`, `fixed`; `Gains`.
+- **Maps** (`preconditioners/`): `LowRank`, `Householder`, `Diagonal`, `Dense`. A map L has proposal covariance L L^T.
+- **Fits before the chain**: `variational`.
 """
 
 from householder_mcmc import variational
@@ -48,7 +56,7 @@ from householder_mcmc.sampling.pymc import from_pymc
 from householder_mcmc.sampling.result import Result, load, save
 from householder_mcmc.sampling.sample import Until, sample
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 mala = _SamplingAPI(_mala.as_top_level_api, _mala.init, _mala.build_kernel)
 hmc = _SamplingAPI(_hmc.as_top_level_api, _hmc.init, _hmc.build_kernel)

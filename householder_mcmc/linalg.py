@@ -18,11 +18,11 @@ __all__ = [
 # Passes of an elimination that are unrolled on a GPU. Compilation grows with them; 32 is the default rank.
 _MOST_UNROLLED = 32
 
-# Numbers of a product's larger factor, 4 MB in float32, that are in a CPU's cache when they are read a second time.
+# A factor of a product with at most this many numbers, 4 MB in float32, is still in a CPU's cache at a second reading.
 _FITS_A_CACHE = 10**6
 
-# Numbers of d that a GPU sums at a time, if they divide it and make more than `_FEWEST_CHUNKS`: round sizes of d have a
-# divisor near 2000, and sums of a few thousand float32 numbers lose no digit.
+# Lengths of the chunks in which a GPU sums over d. The first that divides d and makes more than `_FEWEST_CHUNKS` is
+# used. Round sizes of d have a divisor near 2000, and sums of a few thousand float32 numbers lose no digit.
 _CHUNKS = (4096, 2500, 2048, 2000, 1024, 1000)
 _FEWEST_CHUNKS = 16
 
@@ -35,9 +35,9 @@ def dot(a: Array, b: Array) -> Array:
 def project(rows: Array, x: Array) -> Array:
     """rows @ x.T for rows (rank, d) and a vector (d,) or vectors (n, d), fast where d is long.
 
-    On a CPU a barrier keeps XLA from turning the product around if its transpose is used, into x @ rows.T, which takes
-    7 times as long for few vectors at d = 10^6; for many long ones, 64 there and 10 rows, it takes a third of the time.
-    On a GPU the sum over d is cut into chunks that run side by side: half the time there.
+    CPU: the barrier stops XLA from computing the transposed product x @ rows.T where the result is transposed. That
+    takes 7 times as long for few vectors at d = 10^6. For many long vectors, 64 of them and 10 rows, it takes a third
+    of the time, so it is used there. GPU: the sum over d is cut into chunks that run side by side, in half the time.
     """
     chunk = next((size for size in _CHUNKS if x.shape[-1] % size == 0 and x.shape[-1] > _FEWEST_CHUNKS * size), None)
 
@@ -57,7 +57,7 @@ def project(rows: Array, x: Array) -> Array:
 
 
 def mean_of_rows(x: Array) -> Array:
-    """The mean of x (n, d) over its rows, as a product: `jnp.mean` takes 20-50 times as long on a CPU, for few rows."""
+    """The mean (d,) of x (n, d) over its rows, as a product: `jnp.mean` takes 20-50 times as long on a CPU, n small."""
     return dot(jnp.full(x.shape[0], 1 / x.shape[0], x.dtype), x)
 
 
@@ -67,14 +67,14 @@ def leading(x: Array, num: int) -> Array:
 
 
 def at_leading(x: Array, num: int):
-    """x.at[..., :num], by index: where the axis is sharded, XLA then sends `num` numbers a row, and not all of x."""
+    """x.at[..., :num], by index, so that XLA sends `num` numbers a row, and not all of x, if the axis is sharded."""
     return jnp.asarray(x).at[..., jnp.arange(num)]
 
 
 def eliminate(body: Callable, carry, rank: int):
-    """fori_loop(0, rank, body, carry) for work on small matrices: unrolled where each pass would be a few launches.
+    """fori_loop(0, rank, body, carry) for work on small matrices, unrolled on a GPU, where each pass is a few launches.
 
-    On a GPU that takes a thirtieth of the time at rank 10-32; on a CPU it takes two to four times as long.
+    Unrolled it takes a thirtieth of the time on a GPU at rank 10-32, and two to four times as long on a CPU.
     """
     return lax.platform_dependent(
         carry,
@@ -86,8 +86,8 @@ def eliminate(body: Callable, carry, rank: int):
 def inverse_cholesky(gram: Array) -> Array:
     """The inverse of the Cholesky factor of gram (rank, rank); not finite if gram is not positive definite.
 
-    By one elimination in place: its column k, once used up, holds column k of the inverse. (No LAPACK: two calls of it
-    in one program that vmap batches can take all threads of a small CPU's pool, and wait for ever.)
+    One elimination in place: a column that is used up holds that column of the inverse. Not LAPACK, because two calls
+    of it in one batched program can take all threads of a small CPU's pool, and wait for ever.
     """
     index = jnp.arange(gram.shape[0])
 

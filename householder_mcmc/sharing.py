@@ -1,8 +1,8 @@
 """Equal arguments share one compiled program.
 
-`jax.jit` compiles again for every new function, and factories make a new one at each call. So factories of schedules
-and schemes return the same object for equal arguments (`shared`), and what is compiled for a log-density is kept and
-found again by all that it was compiled for (`program`).
+`jax.jit` compiles again for every new function, and a factory makes a new function at each call. So factories of
+schedules and schemes return the same object for equal arguments (`shared`). And what is compiled for a log-density is
+kept, with the log-density and what it reads, and found again (`program`).
 """
 
 import functools
@@ -25,8 +25,8 @@ __all__ = ["shared", "program"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Programs that are kept, with the log-densities and the data in them: a handful of models at a time, so that those of
-# before do not fill the memory.
+# Programs that are kept, with the log-densities and the data in them. Enough for a handful of models; more would fill
+# the memory with those of before.
 _MOST_PROGRAMS = 16
 
 # Folders of Python itself and of installed packages.
@@ -36,9 +36,9 @@ _SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def shared(factory: Callable[P, R]) -> Callable[P, R]:
-    """The factory, returning the same object for equal arguments, however they are given.
+    """The factory, made to return the same object for equal arguments, by position or by name.
 
-    Arguments that cannot be hashed, such as arrays, or that read traced values make a new object at each call.
+    It makes a new object at each call if an argument cannot be hashed, such as an array, or reads traced values.
     """
     signature, find = inspect.signature(factory), functools.cache(factory)
 
@@ -55,10 +55,10 @@ def shared(factory: Callable[P, R]) -> Callable[P, R]:
 def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
     """A decorator of build(function, *static) -> function of arrays. The result returns that function, jitted.
 
-    The jitted function of before is returned if `function` is the same and reads the same objects: its closure, the
-    globals that it names, its attributes if it is an object, and theirs in turn. (They are compared by identity, so an
-    array that is changed in place is not seen.) The static arguments are compared by ==. If one cannot be hashed, or if
-    `function` or one of them reads traced values, nothing is kept.
+    An earlier jitted function is returned if `function` is the same and reads the same objects, and the static
+    arguments are equal. What a function reads are its closure, the globals that it names, its attributes if it is an
+    object, and theirs in turn. These are compared by identity, so an array that is changed in place is not seen.
+    Nothing is kept if a static argument cannot be hashed, or if anything reads traced values.
     """
 
     @functools.lru_cache(_MOST_PROGRAMS)
@@ -68,8 +68,8 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
         def trace(*args):
             is_as_before = function == _Function(function.value)
             results = traced(*args)
-            # Being traced may change what it reads, as by a count of its calls. If it was changed before, two data are
-            # in the program, which is to be found by none.
+            # Tracing may change what the function reads, such as a count of its calls: read again. If it had changed
+            # before, the program holds two sets of data, and must not be found again.
             function.objects = _reads(function.value) if is_as_before else [object()]
             return results
 
@@ -102,7 +102,7 @@ class _Function:
 
 @functools.lru_cache(_MOST_PROGRAMS)
 def _known(function: _Function) -> _Function:
-    """The first that equals it, so that all programs of a function learn what tracing one of them has changed."""
+    """The first equal `_Function`, so that all programs of a function see what tracing one of them has changed."""
     return function
 
 
@@ -119,7 +119,7 @@ def _have_tracer(objects: list) -> bool:
 
 
 def _reads(function: Any) -> list:
-    """A function and the objects that it can read without being given them, each as often as it is held."""
+    """A function and the objects that it can read beside its arguments, each as often as it is held."""
     objects, seen, left = [], set(), [function]
     while left:
         thing = left.pop()

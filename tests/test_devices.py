@@ -33,7 +33,7 @@ def sizes(collectives):
 
 
 def check_same_numbers(found):
-    """As one device's, to the rounding of float64 as a few steps enlarge it; in a run whose chains move."""
+    """The numbers are those of one device, to float64 rounding that a few steps have enlarged. The chains moved."""
     assert found["error"] < 1e-8 and found["error of HMC"] < 1e-8
     assert 0.1 < found["acceptance"] and found["distance"] > 0.1
 
@@ -57,7 +57,7 @@ def test_sharded_dimension():
 
 
 def test_sharded_chains():
-    """Frozen chains say nothing to each other. Those that learn send sums over the chains, O(rank d), however many."""
+    """Frozen chains send nothing. Learning ones send sums over the chains: O(rank d) numbers, however many chains."""
     found = result(start("shard", "chains", "eigen_latest", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
@@ -70,7 +70,7 @@ def test_sharded_chains():
 
 @pytest.mark.parametrize("axis", ["dim", "chains"])
 def test_two_ended_on_many_devices(axis):
-    """Sharded along d, a block of ten steps sends products of its rows; along the chains, the draws and scores."""
+    """With d sharded, a block of ten steps sends products of its rows; with chains sharded, its draws and scores."""
     found = result(start("shard", axis, "two_ended", num_devices=8))
     check_same_numbers(found)
     collectives = found["adaptive"]["two_ended"]

@@ -21,7 +21,7 @@ def wide_in_three_directions(dim):
 
 
 def condition(target, preconditioner):
-    """Of the preconditioned target."""
+    """Condition number of the preconditioned target."""
     root = np.asarray(preconditioner.to_dense(), np.float64)
     return np.linalg.cond(root.T @ target.precision @ root)
 
@@ -87,7 +87,7 @@ def test_a_million_adaptive_steps(name):
 @pytest.mark.optimised
 @pytest.mark.parametrize("kind", ["warmup", "adaptive"])
 def test_memory_is_flat_in_the_steps_at_a_hundred_thousand_dimensions(kind):
-    """Of the compiled program, temporary and of the result, for 10 and 10^4 steps."""
+    """The compiled program needs as much memory, temporary and for results, for 10^4 steps as for 10."""
     dim, scheme = 10**5, hm.eigen(3)
 
     def logdensity(x):

@@ -49,7 +49,7 @@ def test_store_only_expectation_values(sampler):
 
 
 def test_thin_algorithm(x64, sampler):
-    """Every third state, and the infos averaged; in float64, where rounding that steps pass on stays small."""
+    """It keeps every third state and averages infos. In float64, where rounding that steps pass on stays small."""
     thinned = thin_algorithm(sampler, 3, lambda info: jax.tree.map(lambda x: jnp.mean(x, axis=0), info))
     state = sampler.init(starts())
     _, (draws, infos) = run(thinned, state, 4, lambda state, info: (state.position, info))

@@ -21,7 +21,7 @@ def random_rotation(rng):
 
 
 def ideal_map(form, eigenvalues, eigenvectors, rank):
-    """L. eigenvalues (d,): in descending order. eigenvectors (d, d): columns."""
+    """The map L. eigenvalues (d,): in descending order. eigenvectors (d, d): as columns."""
     scales = np.r_[np.sqrt(eigenvalues[:rank]), np.ones(DIM - rank)]
     return hm.Householder(form(jnp.asarray(eigenvectors[:, :rank].T)), jnp.asarray(scales))
 
@@ -54,7 +54,7 @@ def test_proposition_1_the_spectrum_after_preconditioning(x64, form, seed, rank)
 @pytest.mark.parametrize("form", FORMS)
 @INSTANCES
 def test_proposition_2_is_an_equality_on_a_gaussian(x64, form, seed, rank):
-    """There the condition number after the whole covariance is 1, and after L the upper bound."""
+    """With the whole covariance the condition number is 1, and with L it is the upper bound."""
     rng = np.random.default_rng(seed)
     eigenvalues, eigenvectors = np.sort(rng.lognormal(sigma=2, size=DIM))[::-1], random_rotation(rng)
     precision = jnp.asarray((eigenvectors / eigenvalues) @ eigenvectors.T)

@@ -15,12 +15,12 @@ NUM_CHAINS = 3
 
 
 def nested(dtype=jnp.float32):
-    """Scalars, matrices and nesting; d = 8."""
+    """A position with scalars, matrices and nesting; d = 8."""
     return {"b": {"w": jnp.ones((2, 3), dtype)}, "a": jnp.asarray(0.5, dtype), "c": (jnp.zeros(1, dtype),)}
 
 
 def logdensity(position):
-    """Independent, of a different width in every leaf."""
+    """Independent normal numbers, of a different width in each leaf."""
     return -0.5 * (jnp.sum(position["b"]["w"] ** 2) + position["a"] ** 2 / 4 + jnp.sum((position["c"][0] - 1) ** 2) / 9)
 
 
@@ -53,7 +53,7 @@ def test_float32_stays_float32_with_x64(x64):
 
 @pytest.mark.parametrize("sampler", ["mala", "hmc"])
 def test_mixed_dtypes_work(x64, sampler):
-    """Each leaf in its own, the linear algebra in the widest."""
+    """Each leaf keeps its dtype. The linear algebra is in the widest of them."""
     mixed = nested(jnp.float64) | {"a": jnp.asarray(0.5, jnp.float32)}
     with warnings.catch_warnings(action="error"):
         xs, infos = run(mixed, sampler=sampler)

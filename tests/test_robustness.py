@@ -46,7 +46,7 @@ def learn(scheme, draws):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_chain_that_starts_nowhere_is_flagged_and_teaches_nothing(value, scheme):
-    """The moments are those of the three others: within 5 standard errors, some 300 independent draws each."""
+    """Moments of the three other chains are right within 5 standard errors. Each has about 300 independent draws."""
     positions = jax.random.normal(jax.random.key(1), (4, 3)).at[2, 0].set(value)
     state, info = run(gaussian, scheme, positions, 2000)
     assert info.is_nonfinite[:, 2].all() and not info.is_nonfinite[:, [0, 1, 3]].any()
@@ -58,7 +58,7 @@ def test_a_chain_that_starts_nowhere_is_flagged_and_teaches_nothing(value, schem
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
 def test_a_start_without_density_is_left_for_the_first_finite_one(value):
-    """Outside the unit cube's double the density, but not always the gradient, is not finite."""
+    """Outside of [-2, 2]^d the density is not finite; the gradient may be."""
 
     def logdensity(x):
         return jnp.where(jnp.all(jnp.abs(x) < 2), gaussian(x), value)
@@ -108,7 +108,7 @@ def test_a_wall_does_not_shrink_the_step_without_end(name, sampler):
 
 @pytest.mark.parametrize("nats", [1e4, 1e6, 1e30])
 def test_a_huge_improvement_is_accepted(nats):
-    """From a plateau to one that is higher, without a gradient."""
+    """The density has two plateaus, on which the gradient is zero. A move to the higher one is accepted."""
     kernel = hm.mala(lambda x: jnp.where(x[0] > 0, 0.0, -nats), 1.0, jnp.ones(1))
     state = kernel.init(-1e-3 * jnp.ones(1))
     new, info = jax.vmap(kernel.step, (0, None))(jax.random.split(jax.random.key(0), 50), state)
@@ -164,8 +164,10 @@ def test_shapes_at_the_edge(num_chains, dim, rank, tail):
 
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 def test_learner_is_equivariant_under_rescaling(gains):
-    """Of the posterior by a power of two, in float32, but for what 200 steps leave of the unit variances at the start;
-    with draws that do not depend on the map."""
+    """The posterior is rescaled by a power of two, in float32, and the draws do not depend on the map.
+
+    What 200 steps leave of the unit variances at the start is the only difference.
+    """
     scheme = hm.eigen(2, gains=gains)
     draws = jax.random.normal(jax.random.key(0), (200, 4, 6)) * jnp.linspace(3, 1, 6)
 
@@ -174,7 +176,7 @@ def test_learner_is_equivariant_under_rescaling(gains):
 
 
 def test_small_and_large_posteriors_are_learnt_alike(scheme):
-    """The variances in the map after 2000 updates, in float32, though they begin at 1."""
+    """Variances after 2000 updates in float32 are right for all sizes, though they begin at 1."""
     draws = jax.random.normal(jax.random.key(0), (2000, 4, 6)) * jnp.linspace(3, 1, 6)
 
     def variances(scale):
@@ -201,7 +203,7 @@ def test_far_mean_and_unequal_scales_in_float32():
     ids=["zero score", "unused coordinate"],
 )
 def test_a_flat_direction_does_no_harm(logdensity, scheme):
-    """For 1000 adaptive steps, after which it is up to 10^8 times as wide as the other.
+    """After 1000 adaptive steps the flat direction is up to 10^8 times as wide as the other.
 
     The acceptance, with a target of 0.574, was 0.40-0.58 in four seeds of each scheme.
     """
@@ -212,7 +214,7 @@ def test_a_flat_direction_does_no_harm(logdensity, scheme):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "eigen_latest"])
 def test_a_flat_coordinate_does_no_harm_to_a_long_adaptive_run(name):
-    """30,000 steps in float32, in which it becomes 10^6 (`dense`) to 10^11 times as wide as the other.
+    """In 30,000 float32 steps the flat coordinate becomes 10^6 (`dense`) to 10^11 times as wide as the other.
 
     Of the other's 80,000 draws after the first third, whose squares have an ESS above 14,000, the standard deviation is
     within 0.05 at 8 standard errors. Not promised: with the latest eigenvectors the acceptance falls to 0.0-0.2 for up
@@ -233,7 +235,7 @@ def test_a_flat_coordinate_does_no_harm_to_a_long_adaptive_run(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["diagonal", "eigen", "two_ended"])
 def test_a_flat_coordinate_does_no_harm_to_a_long_warmup(name):
-    """Of 10,000 transitions in float32: the two others' scales are learnt, and their frozen draws are right.
+    """After 10,000 float32 transitions the scales of the two other coordinates are learnt, and frozen draws right.
 
     By `eigen` roughly, and only the narrow one's draws: rounding of its rotation mixes the flat coordinate, 10^10 times
     as wide, into them, and steps are short. 4000 draws with an ESS above 1400, of squares above 850, have standard

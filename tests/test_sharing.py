@@ -71,7 +71,7 @@ FACTORIES = {
 
 
 def test_equal_arguments_make_one_object_and_others_another():
-    """Positional, by keyword or by default."""
+    """Equal arguments may be given by position, by name or by default."""
     made = {name: [make() for make in makers for _ in range(2)] for name, makers in FACTORIES.items()}
     for objects in made.values():
         assert all(other is objects[0] for other in objects)
@@ -80,7 +80,7 @@ def test_equal_arguments_make_one_object_and_others_another():
 
 
 def test_the_learnt_of_equal_schemes_is_that_of_their_arguments():
-    """The first that was made does not stand for others."""
+    """A scheme with other arguments learns by its own, and not as the first that was made."""
     assert hm.power_decay(0.5)(3) == 0.5 and hm.power_decay(0.5, 2.0)(3) == 1.0
     positions = jnp.zeros((2, 5))
     ranks = [len(hm.eigen(rank, "unit").init(positions).basis) for rank in (1, 2, 1, 3)]
@@ -137,7 +137,7 @@ def test_adaptive_mala_made_again_compiles_nothing(compilations):
 
 
 def test_no_argument_of_a_warmup_is_left_out():
-    """Of two warm-ups that differ in one the programs do."""
+    """Two warm-ups that differ in one argument have different programs."""
 
     def keep(state, info):
         return info.step_size
@@ -294,7 +294,7 @@ def test_changed_defaults_and_keyword_defaults_are_seen():
 
 
 class Switches:
-    """Settings with few values: which attribute has which matters."""
+    """A model with settings that share values: it matters which attribute has which."""
 
     scale = 1.0  # of the class
 
@@ -400,8 +400,10 @@ def test_a_changed_global_that_a_descriptor_names_is_seen(read, monkeypatch):
 
 
 def test_a_sampler_in_use_does_not_pass_its_old_data_to_a_new_one():
-    """It is made with data 1 and traced; at another shape it is traced with the data of then, 7. So must a new one be
-    at the first shape."""
+    """A sampler is made and traced with data 1. The data become 7, and it is traced again at another shape.
+
+    A new sampler must see 7 at the first shape too.
+    """
     model = Model(1.0)
 
     def one_step(sampler, dim):
@@ -482,7 +484,7 @@ def test_a_traced_value_is_never_kept():
 
 
 def test_models_of_long_ago_and_their_data_are_let_go(compilations):
-    """After as many others as are kept, by all of JAX's caches too. Before that the model is kept, and found again."""
+    """A model is found again until as many others as are kept have been used. Then JAX's caches let it go too."""
 
     def model():
         data = np.full(2, 2.0, np.float32)

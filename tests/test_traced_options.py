@@ -64,7 +64,7 @@ def test_a_traced_target_of_a_warmup():
 
 
 def test_a_traced_negligible_says_which_directions_are_scaled():
-    """Eigenvalue 4 is left as it is by 5."""
+    """With a traced `negligible` of 5 an eigenvalue of 4 is left as it is."""
 
     @jax.jit
     def num_scaled(negligible):
@@ -92,7 +92,7 @@ def test_of_traced_gains_it_is_not_known_whether_they_diminish(transform):
 
 @pytest.mark.parametrize("transform", [jax.jit, lambda f: lambda x: jax.vmap(f)(x[None])], ids=["jit", "vmap"])
 def test_nothing_traced_leaks(transform):
-    """From schedules, as arguments of schemes and of programs."""
+    """No tracer leaks from schedules that read traced values, in schemes and in programs."""
 
     def run(value):
         ADAPTIVE["target and step_size_gain"](value)

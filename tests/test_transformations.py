@@ -37,7 +37,7 @@ def warmup(name, sampler):
 
 @pytest.mark.slow
 def test_a_batch_of_warmups_under_jit_is_its_members(x64):
-    """Of other keys and positions; the second starts far away, so that its learner alone starts anew."""
+    """The members have other keys and positions. Only the second starts far away, and its learner starts anew."""
     warm_up = warmup("eigen", "hmc").run
     keys = jax.random.split(jax.random.key(0), 2)
     positions = jnp.stack([starts(jnp.float64), starts(jnp.float64) - 20])
@@ -73,7 +73,7 @@ def test_a_warm_up_and_its_frozen_kernel_run_under_strict_checks(name, sampler, 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [hm.variational.LowRankGaussian, hm.variational.LowRankScaleGaussian])
 def test_variational_fits_run_under_strict_checks(family, strict):
-    """With optax's SGD: its Adam itself promotes dtypes."""
+    """With optax's SGD, because its Adam promotes dtypes by itself."""
     optimisers = [hm.variational.reverse_kl(optax.sgd(1e-2))]
     if family is hm.variational.LowRankGaussian:
         optimisers.append(hm.variational.pbam())
@@ -87,7 +87,7 @@ def test_variational_fits_run_under_strict_checks(family, strict):
 
 
 def assert_goes_on_from_a_file(step, state, path):
-    """Six steps are three, saved and loaded, and three more, bit for bit. step: (count, state) -> state."""
+    """Three steps, saved and loaded, and three more give six steps, bit for bit. step: (count, state) -> state."""
 
     def steps(state, counts):
         for count in counts:

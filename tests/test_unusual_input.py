@@ -63,7 +63,7 @@ def test_what_a_logdensity_must_be_is_said(name):
 
 
 def test_a_custom_gradient_is_used():
-    """One that is wrong, so that it shows."""
+    """The custom gradient is wrong, so that its use shows."""
 
     @jax.custom_vjp
     def logdensity(x):
@@ -76,7 +76,7 @@ def test_a_custom_gradient_is_used():
 
 
 def test_very_narrow_and_very_wide_targets_are_learnt_alike():
-    """Of width 10^-15 and 10^15, in float32: with scores as large as the draws are small."""
+    """Targets of width 10^-15 and 10^15 in float32, whose scores are as large as their draws are small."""
     scheme = hm.two_ended(2, block_size=5)
     draws = jax.random.normal(jax.random.key(0), (50, 4, 4)) * jnp.array([1.0, 3.0, 1.0, 1.0])
 
@@ -92,7 +92,7 @@ def test_very_narrow_and_very_wide_targets_are_learnt_alike():
 
 
 def test_a_float64_logdensity_of_float32_positions(x64):
-    """Positions, gradients and what is learnt keep their dtype."""
+    """A float64 log-density leaves positions, gradients and what is learnt in float32."""
     weights = jnp.arange(1.0, 4.0)
     state, parameters = warm_up(lambda x: -jnp.sum(weights * x**2), positions=starts())
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((state.position, state.logdensity_grad, parameters))}
@@ -111,7 +111,7 @@ SCHEMES = {
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_counters_stop_at_their_last_number(name):
-    """And the map stays as it is, but for rounding."""
+    """Counters stop at 2^31 - 1, and the map stays as it is, but for rounding."""
     scheme = SCHEMES[name]
     draws = jax.random.normal(jax.random.key(0), (20, 2, 3))
 
@@ -150,7 +150,7 @@ def test_without_jit_and_with_nan_checks():
 
 
 def test_old_keys_are_as_good_as_new_ones():
-    """With equal numbers they give equal results; another implementation others."""
+    """Keys of the old kind with equal numbers give equal results; another implementation gives others."""
     chex.assert_trees_all_equal(warm_up(key=jax.random.PRNGKey(3)), warm_up(key=jax.random.key(3)))
     other = warm_up(key=jax.random.key(3, impl="rbg"))
     assert not np.array_equal(other.state.position, warm_up(key=jax.random.key(3)).state.position)
@@ -164,7 +164,7 @@ def test_old_keys_are_as_good_as_new_ones():
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_states_may_be_donated(name):
-    """No buffer of a start is in it twice, and none is the user's."""
+    """No buffer is in a state twice, and none is the user's, so that all may be donated."""
     positions = starts()
     sampler = hm.adaptive_mala(gaussian, SCHEMES[name], 2)
     step, state = jax.jit(sampler.step, donate_argnums=1), sampler.init(positions)
@@ -215,7 +215,7 @@ def test_a_position_of_a_class_of_its_own():
 
 
 def test_frozen_chains_go_on_from_a_file(tmp_path):
-    """Bit for bit, with the parameters of their warm-up."""
+    """States and parameters from a file give the same draws, bit for bit."""
     results = warm_up()
     leaves, structure = jax.tree.flatten(results)
     np.savez(tmp_path / "results.npz", *map(np.asarray, leaves))

@@ -153,7 +153,7 @@ def table(rows: list[dict]) -> str:
 
 
 def _median(rows, name, form):
-    """Of all rows; without rows nothing, and if one of them has no draws, how it ended."""
+    """Median over the rows, or how a run ended that has no draws; empty without rows."""
     ends = [row["outcome"] for row in rows if row["outcome"] != "ok"]
     if ends or not rows:
         return ends[0] if ends else ""

@@ -9,8 +9,11 @@ gradients are used up, 300 a chain at least. ESS is ArviZ's bulk ESS per 1000 gr
 together, of x and of (x - mean)^2, over all parameters. Explored is the range of the variance over the reference; an
 ESS counts if that is in 0.8-1.25 and R-hat below 1.05. Seconds are of the processor, for sampling alone, with one
 thread. Left out are a dense metric from d = 500 on, on the Gaussians of d = 1000 NUTS with a diagonal metric and our
-map learnt in each chain, and nutpie on stochastic volatility. Writes `posteriors.csv` and `posteriors.md`, where the
-rows of other methods and targets stay; a row tells the commit that it is of.
+map learnt in each chain, and nutpie on stochastic volatility.
+
+Writes `posteriors.csv` and `posteriors.md`, where the rows of other methods and targets stay. A row has the commit that
+it is of. `--tables` runs nothing and writes the tables of the rows that there are. If the rows are those of the
+repository, both also fill the marked tables of README.md and RESULTS.md.
 """
 
 import argparse
@@ -20,9 +23,14 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks import environment
+from benchmarks.paper.tables import fill
 from benchmarks.posteriors import results, study
 from benchmarks.posteriors.methods import METHODS
 from benchmarks.posteriors.problems import PROBLEMS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md")
 
 
 def main(arguments=None) -> None:
@@ -30,22 +38,37 @@ def main(arguments=None) -> None:
     parser.add_argument("--only", action="append", choices=PROBLEMS, help="run only these; may be repeated")
     parser.add_argument("--methods", action="append", choices=METHODS, help="run only these; may be repeated")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="folder of the results")
+    parser.add_argument(
+        "--tables", action="store_true", help="run nothing: write the tables of the rows that there are"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     names, methods = options.only or list(PROBLEMS), options.methods or list(METHODS)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "posteriors.csv"
     rows = pd.read_csv(file) if file.exists() else pd.DataFrame()
-    with environment.pool() as pool:
-        runs = [pool.submit(study.run, name, methods, options.seeds) for name in names]
-        for each in as_completed(runs):
-            if not each.result():
-                continue
-            rows = results.replace_rows(rows, pd.DataFrame(each.result()))
-            rows.to_csv(file, index=False, float_format="%.4g")
-            page = f"{results.verdicts(rows)}\n\n{results.table(rows)}\n"
-            file.with_suffix(".md").write_text(page)
-    print(page)
+    if not options.tables:
+        with environment.pool() as pool:
+            runs = [pool.submit(study.run, name, methods, options.seeds) for name in names]
+            for each in as_completed(runs):
+                if not each.result():
+                    continue
+                rows = results.replace_rows(rows, pd.DataFrame(each.result()))
+                rows.to_csv(file, index=False, float_format="%.4g")
+                write_tables(rows, file)
+    print(write_tables(rows, file))
+
+
+def write_tables(rows: pd.DataFrame, file: Path) -> str:
+    """Write the tables of the rows of a CSV file beside it, and into `PAGES` if it is the repository's; return them."""
+    verdicts = f"{results.verdicts(rows)}\n\n{results.provenance(rows)}"
+    page = f"{verdicts}\n\n{results.table(rows)}\n"
+    file.with_suffix(".md").write_text(page)
+    if file.parent.resolve() == RESULTS.resolve():
+        blocks = {"posteriors familiar": results.familiar(rows), "posteriors verdicts": verdicts}
+        for each in PAGES:
+            each.write_text(fill(each.read_text(), blocks))
+    return page
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def with_constants(changes: dict):
 
 @contextlib.contextmanager
 def compiled_anew():
-    """A context that shares no compiled program with what is outside: what is patched is no argument of theirs."""
+    """A context without shared programs, which would not see that a constant is patched."""
     jax.clear_caches()
     yield
     jax.clear_caches()

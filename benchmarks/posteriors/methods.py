@@ -236,7 +236,7 @@ def mclmc(logdensity, starts, key, budget):
 
 
 def nutpie_model(logdensity, starts):
-    """A log-density for nutpie, in double precision; its chains start in `starts`, and again in the first after all."""
+    """A log-density for nutpie, in double precision. Chains take the `starts` in turn, over and over."""
     from nutpie.compiled_pyfunc import from_pyfunc
 
     dim = starts.shape[1]

@@ -7,6 +7,28 @@ from benchmarks.posteriors.methods import METHODS, OURS, Sample
 from benchmarks.posteriors.problems import PROBLEMS, Problem
 from householder_mcmc.results import diagnostics
 
+# What the README compares: targets from which a reader can tell where the library helps and where it does not, and the
+# methods that its reader knows. All rows are in `posteriors.md`.
+README_TARGETS = (
+    "German credit, d = 25",
+    "breast cancer, d = 31",
+    "kidiq, d = 4",
+    "diamonds, d = 26",
+    "Gaussian process, d = 13",
+    "log-Gaussian Cox process, d = 102",
+    "Cox process, squared exponential, d = 256",
+    "item response, d = 501",
+    "second Gaussian, d = 1000",
+    "stochastic volatility, d = 2519",
+)
+README_METHODS = {
+    "HMC, two_ended": "HMC, `two_ended`",
+    "NUTS, BlackJAX diagonal": "NUTS, diagonal",
+    "NUTS, BlackJAX dense": "NUTS, dense",
+    "NUTS, nutpie low rank": "nutpie, low rank",
+    "MCLMC, BlackJAX": "MCLMC",
+}
+
 # Where an ESS counts. In a thousand dimensions an ESS of squares of 400 is needed for the noise to stay within.
 EXPLORED, LARGEST_RHAT = (0.8, 1.25), 1.05
 _MEASURED = (
@@ -98,6 +120,28 @@ def verdicts(rows: pd.DataFrame) -> str:
         cells += [ratio, *(_over_diagonal(of_target, sampler) for sampler in ("MALA", "HMC"))]
         lines.append(f"| {target} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def familiar(rows: pd.DataFrame) -> str:
+    """Markdown: `worst` of our HMC and of what users know, and under it the seeds and commits of these rows."""
+    rows = rows[rows["target"].isin(README_TARGETS) & rows["method"].isin(README_METHODS)]
+    worst = summarise(rows).pivot(index="target", columns="method", values="worst")
+    worst = worst.reindex(index=README_TARGETS, columns=README_METHODS)
+    lines = [f"| target | {' | '.join(README_METHODS.values())} |", "|---" + "|---:" * len(README_METHODS) + "|"]
+    for target, values in zip(README_TARGETS, worst.to_numpy(float), strict=True):
+        cells = [
+            "not run" if np.isnan(value) else f"{value:.2g}" if value < 100 else f"{value:.0f}" for value in values
+        ]
+        lines.append(f"| {target} | {' | '.join('no' if cell == '0' else cell for cell in cells)} |")
+    return "\n".join([*lines, "", provenance(rows)])
+
+
+def provenance(rows: pd.DataFrame) -> str:
+    """One sentence: how many seeds the rows have, and the commits that they are of."""
+    seeds = rows.groupby(["target", "method"])["seed"].nunique()
+    number = f"{seeds.min()}" if seeds.min() == seeds.max() else f"{seeds.min()} to {seeds.max()}"
+    commits = rows.get("commit", pd.Series(index=rows.index, dtype=object)).fillna("older code").unique()
+    return f"Medians over {number} seed{'s' * (number != '1')}; commit {', '.join(map(str, commits))}."
 
 
 def _over_diagonal(methods, sampler):

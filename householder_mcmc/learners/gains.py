@@ -38,12 +38,14 @@ def growing_memory(forgetting: float) -> optax.Schedule:
 
 
 class Gains(NamedTuple):
-    """The gains of a learner.
+    """The gains of a learner. `hm.DEFAULT_GAINS`, `hm.LATEST_GAINS` and `hm.AUTHORS_GAINS` are ready to use.
 
-    moments: schedule of the mean, the variances and the covariance. oja: schedule of the eigenvectors. relative:
-    whether Oja's increment is divided by the learnt variances, so that `oja` has no scale (a raw increment, the
-    paper's, is as large as the target's variance). average: schedule of a running average of Oja's eigenvectors (Polyak
-    & Juditsky 1992) on which the map is built; None builds it on the latest ones.
+    moments: schedule of the mean, the variances and the covariance.
+    oja: schedule of the eigenvectors.
+    relative: whether Oja's increment is divided by the learnt variances. A raw increment, as in the paper, is as large
+    as the target's variance.
+    average: schedule of a running average of Oja's eigenvectors (Polyak & Juditsky 1992). The map is built on the
+    average, or on the latest eigenvectors if this is None.
     """
 
     moments: optax.Schedule
@@ -67,29 +69,29 @@ def require_gains(gains) -> None:
 
 
 def diminishes(schedule: optax.Schedule) -> bool:
-    """Whether gains decay like t^-0.5 or faster, between the steps 10^4 and 10^6.
+    """Whether gains decay like t^-0.5 or faster between the steps 10^4 and 10^6.
 
-    Such gains fall by a factor of 10 there, and a hundredth is left for their offsets and for rounding. Of gains that
-    depend on traced values it is not known, and not denied.
+    Such gains fall by a factor of 10 there. The test allows 1% more, for offsets and rounding. True for gains that
+    depend on traced values, which cannot be read.
     """
     with jax.ensure_compile_time_eval():
         does = jnp.asarray(schedule(10**6 - 1)) <= 0.101 * jnp.asarray(schedule(10**4 - 1))
     return not is_concrete(does) or bool(does)
 
 
-# The map moves much more slowly than the chains, so that it cannot follow them. Oja's exponent is the authors'. With a
-# memory of a third of the run the chains keep 0.95-1.03 of the variance of the paper's first Gaussian
-# (`tests/test_learning.py`); a shorter one forgets what slow chains have seen.
+# The map must move much more slowly than the chains, so that it does not follow them. Oja's exponent is the authors'.
+# With a memory of a third of the run the chains keep 0.95-1.03 of the variance of the paper's first Gaussian
+# (`tests/test_learning.py`). A shorter memory forgets what slow chains have seen.
 DEFAULT_GAINS = Gains(moments=growing_memory(3.0), oja=power_decay(0.7, offset=1.0), average=growing_memory(3.0))
 
 # The map is that of the latest eigenvectors, as in the paper.
 LATEST_GAINS = DEFAULT_GAINS._replace(average=None)
 
-# What the authors' program runs (the paper's text has 0.1 for Oja's exponent, which learns nothing). For reproduction
-# only: on ill-conditioned targets the map then follows the current state, and the chain explores a part of the target.
-# In float32 an increment longer than 2896 is cut to that (`online_pca.to_orthonormal_rows`). Where `adaptive_mala` with
-# these gains still differs from the paper is listed at the head of `benchmarks/paper/settings.py`.
+# What the authors' program runs. (The paper's text has 0.1 for Oja's exponent, which learns nothing.) For reproduction
+# only: on ill-conditioned targets the map follows the current state, and the chain explores a part of the target.
+# In float32 an increment longer than 2896 is cut to that length (`online_pca.to_orthonormal_rows`). The head of
+# `benchmarks/paper/settings.py` lists where `adaptive_mala` with these gains still differs from the paper.
 AUTHORS_GAINS = Gains(moments=power_decay(0.7, offset=1.0), oja=power_decay(0.7), relative=False)
 
-# Of the step on log sigma, in the default and in the authors' settings.
+# Gains of the steps on log sigma, in the default and in the authors' settings.
 STEP_SIZE_GAIN = power_decay(0.7, offset=1.0)

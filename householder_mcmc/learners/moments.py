@@ -23,20 +23,22 @@ from householder_mcmc.sharing import shared
 
 __all__ = ["MomentsState", "diagonal", "dense", "without_start", "centre"]
 
-# One over the weight of the unit start from which on it is taken out of the variances. Above that weight, 1%, it is a
-# prior for what is not learnt yet.
+# The unit start is a prior while its weight in the variances is above one over this, 1%. Below, it is removed. Chosen.
 _INVERSE_PRIOR_WEIGHT = 100
 
-# Variances stay above this many units of rounding of the start that was taken out of them.
+# Variances from which the start was removed stay above this many units of its rounding.
 _ROUNDING = 100
 
-# The covariance gets this many units of rounding of its trace on its diagonal, so that its Cholesky factor exists: the
-# rounding of an eigenvalue is one or two units of the largest.
+# Jitter on the diagonal of the covariance, in units of rounding of its trace. The Cholesky factor then exists, because
+# the rounding of an eigenvalue is one or two units of the largest.
 _JITTER = 4
 
 
 class MomentsState(NamedTuple):
-    """count (): updates made. mean (d,). second (d,) or (d, d): variances or covariance. weight (): of its start."""
+    """count (): updates made. mean (d,). second (d,) or (d, d): variances or covariance.
+
+    weight (): what the unit start still weighs in `second`.
+    """
 
     count: Array
     mean: Array
@@ -46,7 +48,7 @@ class MomentsState(NamedTuple):
 
 @shared
 def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
-    """Learn the marginal variances. O(d)."""
+    """Learn the marginal variances, as a `Diagonal` map. O(d) memory and time a step."""
     return _moments(
         start=jnp.ones_like,
         increment=lambda centred: mean_of_rows(centred**2),
@@ -57,9 +59,9 @@ def diagonal(gains: Gains = DEFAULT_GAINS) -> Scheme:
 
 @shared
 def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
-    """Learn the covariance, (d, d); its Cholesky factor costs O(d^3) a step.
+    """Learn the covariance (d, d), as a `Dense` map. Its Cholesky factor costs O(d^3) a step.
 
-    The factor is that of the covariance plus a multiple of the identity near rounding size, relative to the trace.
+    A multiple of the identity, near the rounding of the trace, is added so that the factor exists.
     """
 
     def preconditioner(covariance, weight):
@@ -77,13 +79,16 @@ def dense(gains: Gains = DEFAULT_GAINS) -> Scheme:
 
 
 def without_start(variances: Array, weight: Array) -> Array:
-    """Removes the start value 1 from running variances. While its weight is above 1% it is kept, as a prior."""
+    """Running variances (d,) without their start value 1, whose weight () is given.
+
+    While the weight is above 1% the start is kept, as a prior.
+    """
     kept = weight * jnp.minimum(_INVERSE_PRIOR_WEIGHT * weight, 1)
     return jnp.maximum(variances - (weight - kept), _ROUNDING * jnp.finfo(variances.dtype).eps * weight)
 
 
 def centre(positions: Array, mean: Array) -> Array:
-    """Differences from the mean, cut where their fourth powers would overflow."""
+    """Differences (num_chains, d) from the mean (d,), clipped so that their fourth powers do not overflow."""
     limit = jnp.finfo(mean.dtype).max ** 0.25 / 2  # the root alone rounds to 2^32, whose fourth power overflows
     return jnp.clip(positions - mean[None], -limit, limit)
 

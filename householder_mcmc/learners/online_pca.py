@@ -1,9 +1,13 @@
 r"""Oja's rule as an optax transformation: gradient ascent on tr(V C V^T) over orthonormal rows V.
 
-The eigenvectors V (rank, d) are rows; so are the centred draws dx (num_chains, d). A step stays in the span of both, so
-increments and updates are small matrices: an `Increment` (`oja_increment`, Hird & Livingstone 2026, Section 3.1 after
-Oja 1982, or `relative_increment`) goes into the transformation and a `Recombination` of V and dx comes out, orthonormal
-by the products V dx^T and dx dx^T alone. `step` does all of it.
+The eigenvectors V (rank, d) are rows, and so are the centred draws dx (num_chains, d). New rows are combinations of
+both. So increments and updates are small matrices, and the work of size d is a few products:
+
+1. An `Increment` says how draws and old rows enter. It is `oja_increment` (Hird & Livingstone 2026, Section 3.1, after
+   Oja 1982) or `relative_increment`.
+2. The transformation turns it into a `Recombination`, whose rows are orthonormal. It needs only the products V dx^T and
+   dx dx^T.
+3. `step` does both, and orthonormalises again where a step was too large for that.
 """
 
 from typing import Any, NamedTuple, cast
@@ -28,7 +32,7 @@ __all__ = [
 
 
 class Increment(NamedTuple):
-    """weights @ dx - decay * V. weights (rank, num_chains). decay ()."""
+    """What is added to V: weights @ dx - decay * V. weights (rank, num_chains). decay ()."""
 
     weights: Array
     decay: Array
@@ -74,8 +78,8 @@ def relative_increment(projections: Array, variances: Array) -> Increment:
 def to_orthonormal_rows() -> optax.GradientTransformationExtraArgs:
     """Last link of a chain: `Increment` -> the `Recombination` that lands on orthonormal rows. Stateless.
 
-    Gram-Schmidt in order, by the Cholesky factor of the Gram matrix of V + increment. Extra arguments of `update`:
-    projections (rank, num_chains), V dx^T; gram (num_chains, num_chains), dx dx^T.
+    Gram-Schmidt in the order of the rows, by the Cholesky factor of the Gram matrix of V + increment. `update` takes
+    two extra arguments: projections (rank, num_chains), which are V dx^T, and gram (num_chains, num_chains), dx dx^T.
     """
 
     def update_fn(increment, state, params=None, *, projections, gram, **extra_args):
@@ -101,8 +105,9 @@ def step(
 ) -> tuple[Array, Array, optax.OptState]:
     """New eigenvectors (rank, d), the draws' projections on them (rank, num_chains), and the optimiser's state.
 
-    Reads the eigenvectors once and writes them once. A step that is too large for that is orthonormalised again, by
-    their Gram matrix or, if larger still, by QR. is_due: do so by the Gram matrix, against rounding that adds up.
+    Reads the eigenvectors once and writes them once. After a step that is too large for that, the rows are
+    orthonormalised by their Gram matrix, or, if they are nearly dependent, by a QR factorisation. is_due:
+    orthonormalise by the Gram matrix in any case, against rounding that adds up.
     """
     draws, along, weights = centred, projections, increment.weights
     if weights.shape[1] > weights.shape[0]:  # more chains than rows act through their weighted sums alone
@@ -125,10 +130,10 @@ def step(
 
 
 def orthonormalize(rows: Array) -> Array:
-    """Gram-Schmidt on rows (rank, d), rank <= d, in order; O(rank^2 d).
+    """Gram-Schmidt on rows (rank, d), rank <= d, in their order. O(rank^2 d).
 
-    By the Cholesky factor of their Gram matrix, twice, since once loses digits (Yamamoto et al. 2015). Rows too nearly
-    dependent for that by Householder QR, whose result is orthonormal to rounding whatever they are.
+    It uses the Cholesky factor of their Gram matrix, twice, because once loses digits (Yamamoto et al. 2015). Rows that
+    are too nearly dependent for that go through Householder QR, whose result is always orthonormal to rounding.
     """
 
     once, condition = _by_gram_matrix(rows)
@@ -137,7 +142,7 @@ def orthonormalize(rows: Array) -> Array:
 
 
 def _by_gram_matrix(rows):
-    """The rows orthonormalised, if their condition number, the second of the results, lets a Gram matrix do it."""
+    """The rows orthonormalised, and their condition number. They are not if that is above `_solvable`."""
     inverse, condition = _inverse_and_condition(project(rows, rows))
     return dot(inverse, rows), condition
 
@@ -149,8 +154,10 @@ def _by_qr(rows):
 
 
 def _inverse_and_condition(gram):
-    """Of a Gram matrix (rank, rank): the inverse Cholesky factor, or the identity where rounding has lost it, and the
-    condition number, 1 for orthonormal rows."""
+    """The inverse Cholesky factor of a Gram matrix (rank, rank), and its condition number, 1 for orthonormal rows.
+
+    The identity replaces an inverse that rounding has spoilt.
+    """
     rank = gram.shape[0]
     inverse = inverse_cholesky(gram)
     condition = jnp.trace(gram) * jnp.sum(inverse**2) / rank**2
@@ -158,21 +165,23 @@ def _inverse_and_condition(gram):
     return jnp.where(condition < _solvable(gram.dtype), inverse, jnp.eye(rank, dtype=gram.dtype)), condition
 
 
-# A condition number of the Gram matrix up to which its factor makes rows orthonormal to a few units of rounding: errors
-# are the condition number times rounding (Yamamoto et al. 2015).
+# Up to this condition number of the Gram matrix its factor makes rows orthonormal to a few units of rounding, because
+# errors are the condition number times rounding (Yamamoto et al. 2015).
 _WELL_CONDITIONED = 4
 
 
 def _solvable(dtype):
-    """The condition number up to which the Gram matrix makes rows orthonormal to a hundredth: errors are the condition
-    number times rounding, so a second pass is then exact to rounding."""
+    """The condition number up to which the Gram matrix makes rows orthonormal to 1%.
+
+    Errors are the condition number times rounding, so a second pass is then exact to rounding.
+    """
     return 0.01 / jnp.finfo(dtype).eps
 
 
 def _shorten(weights, gram):
-    """Weights of an increment cut to length eps^(-1/2), which is a step with a smaller gain.
+    """Weights of an increment, shortened so that no row of it is longer than eps^(-1/2): a step with a smaller gain.
 
-    Beyond that length its sum with unit rows loses the rows to rounding.
+    A longer increment, added to unit rows, would lose the rows to rounding.
     """
     size = jnp.maximum(jnp.max(jnp.abs(weights)), 1)  # squares of raw weights may overflow
     limit = jnp.finfo(weights.dtype).eps ** -0.5 / size

@@ -1,7 +1,7 @@
 """What a learner is: a `Scheme`, three pure functions that know nothing of the kernel that makes the draws.
 
-Draws come as (num_chains, d) arrays, and all increments are averaged over the chains. Here are the type, the schemes
-that learn nothing, and the conditional update that all others use; each learner has a file of its own.
+Draws come as (num_chains, d) arrays, and all increments are averaged over the chains. This file has the type, the
+schemes that learn nothing, and the conditional update that the others use. Each learner has a file of its own.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ __all__ = ["Scheme", "none", "fixed", "only_if"]
 class Scheme(NamedTuple):
     """A learner of preconditioners. Schemes made with equal arguments are equal, so that they share compiled programs.
 
-    init: (num_chains, d) starting positions -> state, a pytree of arrays.
-    update: (state, positions, scores) -> state, both (num_chains, d). Scores are gradients of the log-density; some
-    schemes do without.
+    init: starting positions (num_chains, d) -> state, a pytree of arrays.
+    update: (state, positions, scores) -> state. Positions and scores, the gradients of the log-density there, are
+    (num_chains, d). Some schemes do without scores.
     preconditioner: state -> `Preconditioner`.
-    gains: those of the learner, if it has any.
+    gains: the `Gains` of the learner, if it has any.
     forget: (state, positions) -> state. Optional: drop the draws, keep the map. Without it the learner restarts from
     `init`.
     center: state -> (d,), the mean of the Gaussian that is learnt, NaN where none fits. Optional: without it no sampler
@@ -35,8 +35,8 @@ class Scheme(NamedTuple):
     begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
     map.
 
-    Counters stop at 2^31 - 1 updates, where gains like 1 / t are below rounding in float32. What a learner does at
-    every n-th update, n > 1, it then does no more: its map may stay as it is.
+    Counters stop at 2^31 - 1 updates, where gains like 1 / t are below rounding in float32. From then on a learner
+    skips what it does at every n-th update, n > 1, and its map may stay as it is.
     """
 
     init: Callable[[Array], Any]
@@ -53,10 +53,10 @@ class Scheme(NamedTuple):
         return self.init(positions) if self.forget is None else self.forget(state, positions)
 
     def begin_with(self, state: Any, inverse_mass_matrix: Any) -> Any:
-        """A state that has seen no draw, but knows a map.
+        """The state, which has seen no draw, with a known map.
 
         inverse_mass_matrix: whatever `as_preconditioner` takes. Raises ValueError if the scheme cannot begin with a
-        map, or with this one.
+        map, or not with this one.
         """
         if self.begin is None:
             raise ValueError("this scheme cannot begin with a known map; hm.two_ended can.")
@@ -72,7 +72,7 @@ def none() -> Scheme:
 def fixed(preconditioner) -> Scheme:
     """Learn nothing: use a given preconditioner or BlackJAX inverse mass matrix.
 
-    Its arrays are part of what is compiled: a program made for one such scheme serves no other.
+    Its arrays are compiled into programs, so another preconditioner compiles again.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def fixed(preconditioner) -> Scheme:
 def only_if(is_due: Array, update: Callable, carry):
     """update(carry) if is_due, else carry, as a loop of at most one pass.
 
-    `lax.cond` copies what it passes on, and under vmap computes both sides at every call; a loop does neither.
+    A loop, because `lax.cond` copies what it passes on, and under vmap computes both sides at every call.
     """
     return lax.while_loop(
         lambda state: state[0], lambda state: (jnp.zeros_like(state[0]), update(state[1])), (is_due, carry)

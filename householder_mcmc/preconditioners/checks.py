@@ -19,19 +19,22 @@ __all__ = [
 
 
 def is_concrete(x) -> bool:
-    """Whether the values of an array can be read here. Not if it is traced, or partly held by other processes."""
+    """Whether the values of an array can be read here: it is not traced, and no part of it is on other processes."""
     return not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True)
 
 
 def require_vector(x: Array, dim: int) -> Array:
-    """x, if it is a vector of length `dim`; else ValueError."""
+    """Return x if it is a vector of length `dim`. Raises ValueError otherwise."""
     if jnp.shape(x) != (dim,):
         raise ValueError(f"expected a vector of shape ({dim},), got shape {jnp.shape(x)}: vmap over chains or draws.")
     return jnp.asarray(x)
 
 
 def require_integer(name: str, value: Any, least: int = 1) -> int:
-    """The value, if it is an integer of at least `least`; else TypeError or ValueError, which call it `name`."""
+    """Return the value as an int. Raises TypeError if it is no integer, ValueError if it is below `least`.
+
+    name: what the errors call it.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -48,7 +51,7 @@ def require_numbers(position: Any) -> None:
 
 
 def require_floats(position: Any) -> Any:
-    """A position, or positions of chains, as arrays without weak types; TypeError if a leaf is not floating point."""
+    """A position, or positions of chains, as arrays without weak types. Raises TypeError on leaves of other numbers."""
     position = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), position)
     for path, leaf in jax.tree_util.tree_leaves_with_path(position):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -57,9 +60,10 @@ def require_floats(position: Any) -> Any:
 
 
 def require_chains(positions: Any, use: str, num_chains: int | None = None) -> Any:
-    """Positions of chains as arrays without weak types, leaves (num_chains, ...) of any one number if none is given.
+    """Positions of chains, leaves (num_chains, ...), as arrays without weak types.
 
-    use: what they are, where fewer than 32 bits do not do, in the words of the error.
+    num_chains: by default any, the same for all leaves. use: what they are used for, as the error about fewer than 32
+    bits says it.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Our maps in BlackJAX's kernels: a preconditioner as a `Metric`, so that HMC, NUTS and their kin run with it.
 
-With the inverse mass matrix L L^T the mass matrix is M = L^{-T} L^{-1}: a momentum is L^{-T} times standard noise, its
-kinetic energy |L^T p|^2 / 2, its velocity L L^T p. Nothing is factorised, so a Householder map costs O(rank d) a step.
+The inverse mass matrix is L L^T, so the mass matrix is L^{-T} L^{-1}. A momentum is p = L^{-T} xi with xi standard
+normal, its kinetic energy |L^T p|^2 / 2, its velocity L L^T p. No matrix is factorised: a Householder map costs O(rank
+d) a step.
 """
 
 from typing import Any, cast
@@ -20,9 +21,9 @@ __all__ = ["to_metric"]
 def to_metric(preconditioner) -> Metric:
     """The BlackJAX `Metric` with inverse mass matrix L L^T, for whatever `as_preconditioner` takes.
 
-    Pass it as `inverse_mass_matrix` to `blackjax.nuts`, `blackjax.hmc` and other kernels that take a metric. `scale`
-    multiplies by L^{-T}, or L^{-1} (trans), L (inv), L^T (inv and trans), as BlackJAX's own metrics do. (With any
-    metric `blackjax.barker` scales its proposals by L^{-T}, the root of the mass matrix.)
+    Pass it as `inverse_mass_matrix` to `blackjax.nuts`, `blackjax.hmc` and other kernels that take a metric. Its
+    `scale` multiplies by L^{-T}, or by L^{-1} (trans), L (inv), L^T (inv and trans), as BlackJAX's own metrics do. Note
+    that `blackjax.barker` scales its proposals by L^{-T}, the root of the mass matrix, with any metric.
 
     Raises
     ------

@@ -2,13 +2,13 @@ r"""Orthogonal Q whose first `rank` columns are given eigenvectors; never a (d, 
 
 Q = H_m ... H_1 diag(signs, 1) with H_k = I - 2 u_k u_k^T and u_k along H_{k-1} ... H_1 e_k - s_k v_k.
 
-Source: Hird & Livingstone (2026), Definition 3 and equation (1). Differs from it in the signs: s_k is chosen so that
-u_k is long (the paper's s_k = 1 is 0/0 where e_k is already v_k, and loses digits near there), and the signs are folded
-back, so that column k of Q is exactly v_k.
+Source: Hird & Livingstone (2026), Definition 3 and equation (1). The signs differ: s_k is chosen so that u_k is long.
+(The paper's s_k = 1 is 0/0 where e_k is already v_k, and loses digits near there.) The signs are folded back, so that
+column k of Q is exactly v_k.
 
-`sequential` stores the normals and reflects one by one: the paper's form. `compact` stores nothing of size d beyond the
-eigenvectors: the product of the reflections is I + W K W^T with W = V^T diag(s) - E and K = (B - I)^{-1}, where E is
-the first `rank` columns of I and B = diag(s) V E. Both give the same Q.
+Two forms give the same Q. `sequential` is the paper's: it stores the normals and reflects one by one. `compact` stores
+nothing of size d beyond the eigenvectors. The product of the reflections is I + W K W^T with W = V^T diag(s) - E and
+K = (B - I)^{-1}, where E is the first `rank` columns of I and B = diag(s) V E.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ __all__ = ["SequentialReflections", "CompactReflections", "sequential", "compact
 # Overlaps below this many units of rounding are zero. At rank 32 their rounding is a few units.
 _ROUNDING = 64
 
-# Inner products of eigenvectors may be so far from those of orthonormal rows. Rows rounded to bfloat16 are well within:
-# each number is off by 0.4% at most.
+# Inner products of eigenvectors may differ by this from those of orthonormal rows. Rows rounded to bfloat16 are well
+# within, because each number is off by 0.4% at most.
 _LARGEST_DISTANCE = 0.1
 
 
@@ -59,9 +59,9 @@ class SequentialReflections(NamedTuple):
 
 
 class CompactReflections(NamedTuple):
-    """Q as one rank-m update of the identity.
+    """Q as one update of the identity, of rank m.
 
-    eigenvectors (rank, d): row k is column k of Q. signs (rank,): +1 or -1. core (rank, rank): K.
+    eigenvectors (rank, d): row k is column k of Q. signs (rank,): +1 or -1. core (rank, rank): the matrix K.
     """
 
     eigenvectors: Array
@@ -91,13 +91,14 @@ class CompactReflections(NamedTuple):
         return as_matrix(self.apply, self.eigenvectors.shape[1], self.eigenvectors.dtype)
 
     def _leading(self, x):
-        """The first `rank` coordinates of x and of the eigenvectors: all that tells Q from a product of two factors."""
+        """The first `rank` coordinates of x and of the eigenvectors: where W is not the eigenvectors."""
         return leading(x, len(self.signs)), leading(self.eigenvectors, len(self.signs))
 
     def _update(self, x, head, projections, core, signs: Array | int = 1):
-        """y + W core W^T y, with W read off the eigenvectors, where y is x but for its leading coordinates, `head`.
+        """y + W core W^T y. y is x with its leading coordinates replaced by `head`.
 
-        projections: of y. signs: of the leading coordinates of the result.
+        projections (rank,): of y on the eigenvectors. signs: what the leading coordinates of the result are multiplied
+        by.
         """
         weights = dot(core, self.signs * projections - head)
         combination = self.signs * weights
@@ -121,8 +122,8 @@ def sequential(eigenvectors: Array) -> SequentialReflections:
     Raises
     ------
     ValueError
-        If `eigenvectors` is not a matrix with 1 <= rank <= d; unless traced, if its rows are not orthonormal. Rows
-        within 10% of that are made orthonormal.
+        If `eigenvectors` is not a matrix with 1 <= rank <= d. If it is not traced, also if its rows are not
+        orthonormal within 10%. Rows within 10% are made orthonormal.
     """
     eigenvectors = _check(eigenvectors)
     rank, dim = eigenvectors.shape
@@ -154,8 +155,8 @@ def compact(eigenvectors: Array) -> CompactReflections:
     Raises
     ------
     ValueError
-        If `eigenvectors` is not a matrix with 1 <= rank <= d; unless traced, if its rows are not orthonormal. Rows
-        within 10% of that are made orthonormal.
+        If `eigenvectors` is not a matrix with 1 <= rank <= d. If it is not traced, also if its rows are not
+        orthonormal within 10%. Rows within 10% are made orthonormal.
     """
     eigenvectors = _check(eigenvectors)
     signs, core = _signs_and_core(leading(eigenvectors, eigenvectors.shape[0]))
@@ -168,10 +169,10 @@ def as_matrix(apply: Callable[[Array], Array], dim: int, dtype) -> Array:
 
 
 def require_orthonormal(rows: Array, is_used: np.ndarray | None = None, repair: bool = True) -> Array:
-    """Rows (rank, d), orthonormal where they are used; traced rows as they are.
+    """Rows (rank, d) as orthonormal rows; traced rows as they are.
 
-    Raises ValueError if inner products are further than 0.1 from those of orthonormal rows. Nearer ones are made
-    orthonormal, if their distance is more than rounding, and if `repair`. is_used (rank,): the others do not matter.
+    Raises ValueError if inner products are further than 0.1 from those of orthonormal rows. If they are nearer, but by
+    more than rounding, the rows are made orthonormal, unless `repair` is false. is_used (rank,): which rows matter.
     """
     if not is_concrete(rows):
         return rows
@@ -191,7 +192,7 @@ def require_orthonormal(rows: Array, is_used: np.ndarray | None = None, repair: 
 
 
 def _rounding(rows):
-    """Of inner products of rows that were orthonormalised: that of sums of d products, or of few where d is small."""
+    """Rounding of inner products of orthonormal rows: 100 eps, and beyond d = 100 in proportion to d^(1/2)."""
     return 100 * float(jnp.finfo(rows.dtype).eps) * max(1.0, rows.shape[1] ** 0.5 / 10)
 
 
@@ -199,8 +200,8 @@ def _rounding(rows):
 def _signs_and_core(block):
     """The signs s of the sequential form and K = (diag(s) V_1 - I)^{-1}, from V_1, the (rank, rank) leading block.
 
-    Gauss-Jordan elimination in place, without pivoting: a row needs its sign only when it is its turn. Entry (k, k) is
-    then <H_{k-1} ... H_1 e_k, v_k>, and the pivot s_k A_kk - 1 has size at least 1, to rounding.
+    Gauss-Jordan elimination in place. A row's sign is chosen when its turn comes: entry (k, k) is then
+    <H_{k-1} ... H_1 e_k, v_k>, and the pivot s_k A_kk - 1 has size at least 1, to rounding. So no pivoting is needed.
     """
     index = jnp.arange(block.shape[0])
 
@@ -221,8 +222,8 @@ def _signs_and_core(block):
 def _long_sign(overlap):
     """The sign s with |image - s v| >= sqrt(2), to rounding, given overlap = <image, v>.
 
-    Orthogonal images (permuted axes, say) take s = 1 whatever the rounding of their overlap, so that both forms of Q
-    choose alike.
+    Where image and eigenvector are orthogonal, as for permuted axes, s = 1 whatever the rounding of their overlap, so
+    that both forms of Q choose the same sign.
     """
     return jnp.where(overlap > _ROUNDING * jnp.finfo(overlap.dtype).eps, -1, 1).astype(overlap.dtype)
 

@@ -15,7 +15,7 @@ _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num
 
 
 def names(position) -> list[str]:
-    """The name of each leaf: its path, joined by dots, or "x" for a lone array. ValueError if two are the same."""
+    """The name of each leaf: its path, joined by dots, or "x" for an array alone. Raises ValueError if two agree."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(position)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
     if len(set(names)) < len(names):
@@ -58,12 +58,12 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
     ----------
     states
         Trace of states of any BlackJAX-like kernel, leaves (num_draws, num_chains, ...) or, of one chain alone,
-        (num_draws, ...); or of positions, leaves (num_draws, num_chains, ...).
+        (num_draws, ...). Or a trace of positions, leaves (num_draws, num_chains, ...).
     infos
         Trace of their infos. Fields with a number for each draw become sample statistics: acceptance_rate, is_accepted,
         step_size, diverging, ... A field without a chain axis is repeated for each chain.
     step_size
-        The step size of a frozen kernel, (), or (num_chains,) if each chain has its own: a sample statistic.
+        The step size of a frozen kernel, () or (num_chains,). It becomes a sample statistic.
     warmup
         (states, infos) of the warm-up, kept apart in groups warmup_posterior and warmup_sample_stats.
     chain_axis
@@ -78,7 +78,7 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         state, (states, infos) = run_inference_algorithm(rng_key, sampler, num_steps, initial_state=state)
         results = hm.to_arviz(states, infos)
@@ -114,7 +114,10 @@ def _groups(states, infos, chain_axis, step_size=None):
 
 
 def statistics(infos, logdensity, shape: tuple[int, int], chain_axis: int = 1, step_size=None) -> dict[str, np.ndarray]:
-    """What infos and log-densities say of each draw, by ArviZ's names. shape: (num_chains, num_draws), as of each."""
+    """Fields of infos with a number for each draw, and the log-density, by ArviZ's names, (num_chains, num_draws).
+
+    shape: (num_chains, num_draws).
+    """
 
     def per_draw(value):
         """(num_chains, num_draws), if there is a number for each draw."""

@@ -1,4 +1,4 @@
-"""What an optimiser is shown: samples and scores as arrays, without those that are not finite."""
+"""What an optimiser gets: samples and scores as arrays, without those that are not finite."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,10 @@ __all__ = ["Batch", "check_size", "clean", "keep_if_usable"]
 
 
 class Batch(NamedTuple):
-    """samples (batch, d), scores (batch, d), weights (batch,): 1 / number of finite ones, or 0 where dropped."""
+    """samples (batch, d), scores (batch, d), weights (batch,).
+
+    A weight is 0 if the sample was dropped, and otherwise 1 / (number of samples that were not).
+    """
 
     samples: Array
     scores: Array
@@ -26,9 +29,10 @@ def check_size(batch_size: int) -> None:
 
 
 def clean(samples, scores, mean: Array) -> Batch:
-    """The batch for parameters with a ravelled mean (d,); samples and scores are positions with a leading axis.
+    """The `Batch` of samples and scores, which are positions with a leading axis.
 
-    A dropped sample is replaced by the mean, its score by zero. Raises ValueError on other shapes, or a batch below 2.
+    mean (d,): the ravelled mean of the parameters. It replaces samples that are dropped, and zero their scores. Raises
+    ValueError on other shapes, or a batch below 2.
     """
     samples, scores = _ravel_rows(samples), _ravel_rows(scores)
     if samples.shape != scores.shape or samples.shape[1:] != mean.shape:

@@ -32,8 +32,9 @@ class VIState(NamedTuple):
 class VIInfo(NamedTuple):
     """Of a step, at the parameters it started from.
 
-    elbo (): mean over the batch of log target - log q, without the dropped samples; NaN if none is left. If the target
-    is normalised, -elbo estimates KL(q || target). num_dropped (): samples whose log-density or score was not finite.
+    elbo (): mean of log target - log q over the samples that were not dropped; NaN if none is left. If the target is
+    normalised, -elbo estimates KL(q || target).
+    num_dropped (): samples whose log-density or score was not finite.
     """
 
     elbo: Array
@@ -58,10 +59,10 @@ def fit(
     Parameters
     ----------
     optimiser
-        `pbam`, `reverse_kl`, or an optax chain that ends or begins with one of them. What stands before it is not seen:
-        both ignore the updates that they are given. What stands after it may scale, clip or average its updates. Where
-        it extrapolates, as `optax.trace` does, a step that would make a variance negative is left out. Links that
-        change gradients, such as `optax.clip_by_global_norm`, belong into the optimiser that `reverse_kl` is given.
+        `pbam`, `reverse_kl`, or an optax chain that begins with one of them. Links after it may scale, clip or average
+        its updates. If one extrapolates, as `optax.trace` does, a step that would make a variance negative is left out.
+        Links before it do nothing, because both ignore the updates that they are given: give
+        `optax.clip_by_global_norm` and the like to `reverse_kl` as a part of its optimiser.
     logdensity_fn
         Position -> log-density up to a constant.
     initial
@@ -73,7 +74,8 @@ def fit(
 
     Returns
     -------
-    The fitted Gaussian, and a `VIInfo` with a leading axis of length `num_steps`.
+    (gaussian, info)
+        The fitted Gaussian, in the type of `initial`, and a `VIInfo` with a leading axis of length `num_steps`.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def fit(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         initial = hm.variational.LowRankGaussian.start(position, rank=3)
         gaussian, trace = hm.variational.fit(hm.variational.pbam(), logdensity_fn, initial, rng_key, num_steps=100)
@@ -100,7 +102,7 @@ def fit(
 
 @program
 def _fit(logdensity_fn, optimiser, num_steps, batch_size, progress):
-    del progress  # only a separate program: the bar is compiled into it
+    del progress  # the bar is compiled into the program, so runs with and without it are two programs
 
     def run(rng_key, initial):
         flat, unravel = ravel_mean(initial)
@@ -137,8 +139,9 @@ def low_rank_vi(
 
     Returns
     -------
-    VIAlgorithm: `init(position)` -> VIState, at `family.start(position, rank)`; `step(rng_key, state)` -> (VIState,
-    VIInfo); `sample(rng_key, state, num_samples)` -> positions with a leading axis.
+    VIAlgorithm
+        `init(position)` -> VIState, at `family.start(position, rank)`; `step(rng_key, state)` -> (VIState, VIInfo);
+        `sample(rng_key, state, num_samples)` -> positions with a leading axis.
     """
     check_size(num_samples)
 

@@ -1,8 +1,8 @@
-"""Gaussians whose covariance, or its square root, is diagonal plus low-rank: what the optimisers move.
+"""Gaussians whose covariance, or its square root, is diagonal plus low-rank: the parameters of the optimisers.
 
 Both families are NamedTuples of a mean, a diagonal and a factor, on which optax works as on any parameters. Solves and
-determinants go through the rank x rank matrix I + A A^T, A = factor diag(diagonal)^(-1/2) (matrix inversion and
-determinant lemmas), and residuals are formed as vectors, so that no quadratic form cancels.
+determinants use the rank x rank matrix I + A A^T, A = factor diag(diagonal)^(-1/2), by the matrix inversion and
+determinant lemmas. Mahalanobis distances are sums of squares of residuals, so that nothing cancels.
 """
 
 import math
@@ -39,9 +39,9 @@ class LowRankGaussian(NamedTuple):
     def start(cls, position: ArrayLikeTree, rank: int) -> "LowRankGaussian":
         """Where to start a fit: mean at a position, diagonal 1, and a factor of 0.1 times orthonormal rows.
 
-        The rows are those of a cosine transform, so that no two are equal and none misses a coordinate: equal rows stay
-        equal under gradient descent, and zero rows stay zero. Raises ValueError as `check`, or if d = 0, and TypeError
-        on a rank that is no integer.
+        The rows are those of a cosine transform. No two are equal and none is zero, because under gradient descent
+        equal rows stay equal, and zero rows zero. Raises ValueError as `check`, or if d = 0, and TypeError on a rank
+        that is no integer.
         """
         return _start(cls, position, rank)
 
@@ -63,11 +63,11 @@ class LowRankGaussian(NamedTuple):
         return ravel_mean(self)[1](-self._noise(position)[0] / jnp.sqrt(self.diagonal))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankGaussian":
-        """The gradient of the sum over samples of cotangents . x.
+        """The gradient of the sum over samples of cotangents . x with respect to mean, diagonal and factor.
 
-        Here x = mean + diagonal^(1/2) noise + factor^T latent; noise and latent are replaced by their expectations
-        given x, which lowers the variance of the gradient.
-        samples, cotangents (num_samples, d); the mean must be ravelled.
+        Here x = mean + diagonal^(1/2) noise + factor^T latent. Noise and latent are replaced by their expectations
+        given x, which lowers the variance of the gradient. samples, cotangents (num_samples, d). The mean must be
+        ravelled.
         """
         noise, latent = jax.vmap(self._noise)(samples)
         return LowRankGaussian(
@@ -131,7 +131,7 @@ class LowRankScaleGaussian(NamedTuple):
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankScaleGaussian":
         """The gradient of the sum over samples of cotangents . x, where x = mean + L noise.
 
-        samples, cotangents (num_samples, d); the mean must be ravelled.
+        samples, cotangents (num_samples, d). The mean must be ravelled.
         """
         noise = jax.vmap(lambda sample: self._solve(sample - self.mean))(samples)
         return LowRankScaleGaussian(
@@ -150,7 +150,7 @@ class LowRankScaleGaussian(NamedTuple):
         return _kl_divergence(self, target, trace + jnp.sum(gram * dot(solved, self.factor.T)))
 
     def to_preconditioner(self) -> LowRank:
-        """A root of L L^T with min(2 rank, d) eigenvectors; it is L times a rotation."""
+        """A root of L L^T with min(2 rank, d) eigenvectors: L times a rotation, in the form that kernels take."""
         check(self)
         whitened = self.factor / self.diagonal[None]
         basis = jnp.linalg.qr(jnp.concatenate([self.factor, whitened]).T)[0]
@@ -168,7 +168,10 @@ class LowRankScaleGaussian(NamedTuple):
 
 
 def check(params: LowRankGaussian | LowRankScaleGaussian) -> None:
-    """Raise ValueError on shapes or dtypes that do not match, or, unless traced, on a diagonal that is not positive."""
+    """Raise ValueError if shapes or dtypes do not match.
+
+    If nothing is traced, also if a number is not finite, or the diagonal not positive.
+    """
     mean = ravel_pytree(params.mean)[0]
     shapes = jnp.shape(params.diagonal), jnp.shape(params.factor)
     if shapes[0] != mean.shape or len(shapes[1]) != 2 or shapes[1][1:] != mean.shape:
@@ -196,7 +199,10 @@ def ravel_mean(params: Any) -> tuple[Any, Callable[[Array], Any]]:
 
 
 class _Root(NamedTuple):
-    """Of diag(scales^2) + factor^T factor: loadings = factor / scales, Cholesky factor of I + loadings loadings^T."""
+    """Factors of diag(scales^2) + factor^T factor.
+
+    loadings (rank, d): factor / scales. cholesky (rank, rank): of I + loadings loadings^T.
+    """
 
     scales: Array
     loadings: Array
@@ -211,14 +217,14 @@ def _factorise(diagonal, factor):
 
 
 def _split(root, x):
-    """The least (noise, latent) with x = scales noise + factor^T latent, for x (d,)."""
+    """The (noise (d,), latent (rank,)) of least norm with x = scales noise + factor^T latent, for x (d,)."""
     whitened = x / root.scales
     latent = cho_solve((root.cholesky, True), dot(root.loadings, whitened))
     return whitened - dot(latent, root.loadings), latent
 
 
 def _inverse_diagonal(root):
-    """Diagonal (d,) of the inverse."""
+    """Diagonal (d,) of the inverse of the covariance."""
     half = jax.scipy.linalg.solve_triangular(root.cholesky, root.loadings, lower=True)
     return (1 - jnp.sum(half**2, axis=0)) / root.scales**2
 

@@ -2,11 +2,13 @@
 
 Sources: Cai, Modi, Pillaud-Vivien, Margossian, Gower, Blei & Saul (2024), "Batch and match: black-box variational
 inference with a score-based divergence", the update of mean and covariance; Modi, Cai & Saul (2025), "Batch, match, and
-patch: low-rank approximations for score-based variational inference", the patch. Differs in two points. The patch does
-not start from the current factor but from the best one for the current diagonal, which is known in closed form here; it
-then needs a step or two of EM, and the fit is nearer after as many updates. And lambda, unless given, is raised where
-the mean is far away: an update takes the square of the mean score for curvature, and where lambda times the variance of
-the scores does not exceed it the Gaussian shrinks before it has moved. From there it gains about lambda nats an update.
+patch: low-rank approximations for score-based variational inference", the patch. Two points differ.
+
+The patch starts from the best factor for the current diagonal, which has a closed form here, and not from the current
+factor. So it needs only a step or two of EM.
+
+lambda, unless given, is raised while the mean is far away. An update takes the square of the mean score for curvature.
+If lambda times the variance of the scores is not larger than that square, the Gaussian shrinks before it has moved.
 """
 
 from typing import Any, NamedTuple, cast
@@ -29,22 +31,22 @@ __all__ = ["PBaMState", "pbam", "batch_and_match", "patch"]
 # The first lambda, which then decays like 1 / t. At 100 an update keeps a hundredth of the current Gaussian.
 _FIRST_LAMBDA = 100.0
 
-# lambda is at least so many times (mean score)^2 / variance of the scores. At 1 and below the square of the mean stands
-# for curvature (see above); at 10 it weighs a tenth of the spread.
+# lambda is at least this many times (mean score)^2 / variance of the scores. At 1 the square of the mean score counts
+# as much for curvature as the variance (see above), at 10 a tenth of it.
 _SAFETY = 10.0
 
-# Twice the log-likelihood ratio up to which a mean score may be noise. The largest of a million, one for each
-# coordinate, of chi-squared variables with one degree of freedom is near 2 log 10^6 = 28.
+# A mean score may be noise up to this value of twice the log-likelihood ratio. The largest of a million chi-squared
+# variables with one degree of freedom, one for each coordinate, is near 2 log 10^6 = 28.
 _NOISE = 30.0
 
 # Over-relaxation of the patch's EM: a step of EM times 1.2. Below 2 it converges (Salakhutdinov & Roweis 2003).
 _RELAXATION = 1.2
 
-# The patch's EM hardly leaves a diagonal far below the variance of a coordinate given the others. One that is smaller
-# by more than the first of these factors starts at the second.
+# EM hardly moves a diagonal that is far below the variance of its coordinate given the others. If it is smaller by more
+# than the first factor, it starts at the second factor times that variance.
 _FAR_BELOW, _NEARER = 100, 0.1
 
-# Diagonals are kept above this many units of rounding of the variance, so that what is left of it has two digits.
+# Diagonals stay above this many units of rounding of the variance, so that they have two digits.
 _ROUNDING = 100
 
 
@@ -68,9 +70,9 @@ def pbam(
     Parameters
     ----------
     regularisation
-        lambda, the inverse of the weight of the current Gaussian; a float or a schedule (count of updates made ->
-        float). By default 100 / (1 + count), and more while the mean is far from that of the target. Unless it decays
-        the fit to a target that is no Gaussian fluctuates.
+        lambda, the inverse of the weight of the current Gaussian: a float or a schedule (count of updates made ->
+        float). By default 100 / (1 + count), and more while the mean is far from that of the target. If it does not
+        decay, the fit to a target that is not Gaussian keeps fluctuating.
     max_patch_steps
         Most EM steps in an update.
     patch_tolerance
@@ -177,7 +179,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
         second = cho_solve((cholesky, True), identity) + dot(cross, posterior.T)
         change = cho_solve((jnp.linalg.cholesky(second), True), cross) - factor
         ratio = jnp.maximum(variances - jnp.sum((factor + change) * cross, axis=0), floor) / diagonal
-        # what EM's bound on the divergence falls by, as a sum of terms that are not negative
+        # by how much EM's bound on the divergence falls, as a sum of non-negative terms
         gain = 0.5 * (jnp.sum(ratio - 1 - jnp.log(ratio)) + jnp.sum(dot(second, change) * change / diagonal[None]))
         diagonal = jnp.maximum(diagonal * ratio**_RELAXATION, floor)
         return diagonal, factor + _RELAXATION * change, gain, num_steps + 1
@@ -194,7 +196,7 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
 
 
 def _least(batch: Batch) -> Array:
-    """The least lambda, (), with which no mean score is taken for curvature; 0 where all may be noise."""
+    """The least lambda, (), at which no mean score is taken for curvature; 0 if all mean scores may be noise."""
     _, scores, weights = batch
     size = jnp.max(jnp.abs(scores), axis=0)
     scores = scores / jnp.where(size > 0, size, 1)[None]  # squares of raw scores may overflow

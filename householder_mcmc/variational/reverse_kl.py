@@ -1,8 +1,9 @@
 """Reverse Kullback-Leibler divergence KL(q || target) by stochastic gradients, for both Gaussian families.
 
-Source: Hird & Livingstone (2026), Section 4.1 and last appendix. Differs: the appendix has x in place of the noise in
-the gradient, which moves its fixed point, and ascends in the mean; and the entropy's part of the gradient is taken at
-the same samples (Roeder, Wu & Duvenaud 2017, "Sticking the landing"), so that the noise vanishes where q is the target.
+Source: Hird & Livingstone (2026), Section 4.1 and last appendix. Two errors of the appendix are corrected: it has x in
+place of the noise in the gradient, which moves the fixed point, and it ascends in the mean. And the gradient of the
+entropy is estimated from the same samples (Roeder, Wu & Duvenaud 2017, "Sticking the landing"), so that the noise of
+the gradient vanishes where q is the target.
 """
 
 from typing import Any, cast
@@ -25,13 +26,14 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
 
     `update(updates, state, params, samples=..., scores=...)` takes samples (batch, ...) of the Gaussian and the
     gradients of the target's log-density there, both positions with a leading axis, batch >= 2, and ignores `updates`.
-    The optimiser is given the gradient with respect to (mean, log(diagonal), factor), so that the diagonal stays
-    positive; a step multiplies it by between eps^(1/2) and eps^(-1/2). Samples with a score that is not finite are
-    dropped; if none is left, or the result is not finite, the updates are zero and the optimiser's state stays.
-    Cost O((rank^2 + rank batch) d). A clipping of the gradient belongs into `optimiser`,
-    `reverse_kl(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))`; before `reverse_kl` it does nothing. An
-    optimiser that asks for the value of the loss, such as `optax.lbfgs`, cannot be used, since only its gradient is
-    estimated.
+    The optimiser gets the gradient with respect to (mean, log(diagonal), factor), so that the diagonal stays positive.
+    One step changes it by a factor between eps^(1/2) and eps^(-1/2). Samples with a score that is not finite are
+    dropped. If none is left, or the result is not finite, the updates are zero and the optimiser's state stays. Cost
+    O((rank^2 + rank batch) d).
+
+    To clip gradients, do so inside: `reverse_kl(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))`. Before
+    `reverse_kl` clipping does nothing. Optimisers that need the value of the loss, such as `optax.lbfgs`, cannot be
+    used, because only the gradient is estimated.
 
     Raises
     ------
@@ -42,7 +44,7 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
     --------
     A rate for each part, as in the paper:
 
-    .. code::
+    .. code-block:: python
 
         rates = {"mean": optax.sgd(1e-2), "diagonal": optax.sgd(1e-3), "factor": optax.sgd(1e-3)}
         optimiser = hm.variational.reverse_kl(
@@ -76,10 +78,10 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
 def reverse_kl_gradient(params: LowRankGaussian | LowRankScaleGaussian, samples: Array, scores: Array):
     """Unbiased estimate of the gradient of KL(q || target) with respect to (mean, diagonal, factor), in their type.
 
-    With samples x_b of q and scores s_b of the target there it is, for L L^T the covariance and x = mean + L xi, the
-    chain rule applied to -mean_b[(s_b - s^q_b) xi_b^T], s^q the score of q: its expectation is that of
-    -L^{-T} - mean_b[s_b xi_b^T]. Samples, scores and raised errors as in `reverse_kl`; here the diagonal is not in
-    logarithms.
+    With samples x_b = mean + L xi_b of q, L L^T its covariance, scores s_b of the target and s^q_b of q at x_b, the
+    gradient in L is -mean_b[(s_b - s^q_b) xi_b^T]. Its expectation is that of -L^{-T} - mean_b[s_b xi_b^T]. The chain
+    rule takes it to diagonal and factor; the diagonal is not in logarithms here. Samples, scores and errors are those
+    of `reverse_kl`.
     """
     _check_family(params)
     flat, unravel = ravel_mean(params)

@@ -38,7 +38,7 @@ def at_start():
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 def test_processes_of_a_pool_start_with_the_settings(monkeypatch):
-    """Before they import anything. What the user has set stays, and the caller's own does."""
+    """Processes have the settings before they import anything. What the user has set stays, here and there."""
     for name in environment.ONE_THREAD:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NPROC", "3")

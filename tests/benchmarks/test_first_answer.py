@@ -19,7 +19,7 @@ SMALL = ["--models", MODEL, "--samplers", "ours", "--repeats", "1", "--warmup", 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", MODELS)
 def test_both_forms_of_a_model_are_one_posterior(name):
-    """Up to a constant, parameters in the same order."""
+    """Log-densities agree up to a constant, with parameters in the same order."""
     problem, of_pymc = MODELS[name].problem(), MODELS[name].of_pymc()
     start = of_pymc.initial_point()
     ends = np.cumsum([np.size(value) for value in start.values()])

@@ -22,7 +22,7 @@ PROGRAM, TEXT = experiments("program"), experiments("text")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("num_steps", [6, 7])
 def test_draws_are_the_second_half(num_steps):
-    """As the authors' states floor((n + 1) / 2), ..., n + 1 of n + 1, where the first is the start."""
+    """As in the authors' program: states floor((n + 1) / 2) to n + 1, where the first is the start."""
     targets = [gaussian_first(6, np.random.default_rng(r), num_significant=1) for r in range(3)]
     positions = np.stack([target.start(np.random.default_rng(9), 2) for target in targets])
     learner = settings.adaptive(1, hm.AUTHORS_GAINS)["eigen"]
@@ -117,6 +117,14 @@ def test_an_ess_counts_where_the_chains_agree_too(columns, is_counted):
     rows = results_like(**({"rhat": 1.04} | columns))
     assert list(tables.summarise(rows)["counts"]) == [is_counted]
     assert f"| {'yes' if is_counted else 'no'} |" in tables.side_by_side(tables.summarise(rows))
+
+
+def test_the_short_table_has_brackets_around_what_does_not_count():
+    """600 draws' worth of 2 x 3535 / 2 gradients are 170 per 1000."""
+    rows = pd.concat([results_like(), results_like(scheme="eigen", rhat=1.06), results_like(d=100, scheme="eigen")])
+    lines = tables.by_dimension(tables.summarise(rows)).splitlines()
+    assert lines[0] == "| scheme | variant | chains | d = 50 | d = 100 |"
+    assert lines[2:] == ["| dense | authors | 2 | 170 |  |", "| eigen | authors | 2 | (170) | 170 |"]
 
 
 def test_fill_replaces_marked_blocks_only():

@@ -15,6 +15,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("arviz")
 
 from benchmarks.posteriors import ablations, methods, problems, results  # noqa: E402
+from benchmarks.posteriors.__main__ import PAGES, RESULTS  # noqa: E402
 from benchmarks.posteriors.problems import PROBLEMS, Problem  # noqa: E402
 
 DATA = Path(problems.__file__).parents[1] / "data"
@@ -158,6 +159,30 @@ def test_tables_count_only_what_explored():
     assert list(results.summarise(rows)["worst"]) == [4.0, 2.0, 0.0]
     assert "4 (MALA, two_ended) | 2 (MALA, diagonal) | 2.00 | 2.00 | - |" in results.verdicts(rows)
     assert results.table(rows).count("does not count") == 1
+
+
+def test_the_pages_have_the_tables_of_the_rows():
+    """`python -m benchmarks.posteriors --tables` fills them."""
+    rows = pd.read_csv(RESULTS / "posteriors.csv")
+    for page, table in zip(PAGES, (results.familiar(rows), results.verdicts(rows)), strict=True):
+        assert table in page.read_text()
+
+
+def test_the_readme_compares_medians_and_marks_what_did_not_explore():
+    target, (ours, diagonal, *_) = results.README_TARGETS[0], results.README_METHODS
+    common = {"target": target, "min_ess_of_squares": 300.0}
+    rows = pd.DataFrame(
+        common | {"method": method, "seed": seed, "commit": commit, "min_ess": ess, "counts": counts}
+        for method, seed, commit, ess, counts in [
+            (ours, 0, "abc", 120.0, True),
+            (ours, 1, "abc", 140.0, True),
+            (ours, 2, "def", 500.0, True),
+            (diagonal, 0, "abc", 8.0, False),
+        ]
+    )
+    lines = results.familiar(rows).splitlines()
+    assert lines[2] == f"| {target} | 140 | no | not run | not run | not run |"
+    assert lines[-1] == "Medians over 1 to 3 seeds; commit abc, def."
 
 
 def test_new_rows_replace_those_of_their_target_and_method():

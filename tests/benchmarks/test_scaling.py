@@ -31,7 +31,7 @@ def test_every_case_runs_and_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", ["BlackJAX's", "compact"])
 def test_the_compiler_cannot_know_the_gradient(form):
-    """A constant one moves a product of each step out of the loop that is timed."""
+    """With a constant gradient the compiler would move a product of each step out of the loop that is timed."""
     (case,) = [case for case in scaling.of_size(5, 2, 3) if (case.operation, case.form) == ("MALA step", form)]
     step, carry, constants = case.make()
     _, moved = jax.lax.fori_loop(0, 20, lambda _, carry: step(carry, constants), carry)

@@ -35,7 +35,7 @@ def test_authors_gains():
 
 
 def test_default_gains():
-    """Oja's first gain is below 1, so that the first draws do not replace the rows: a relative step keeps 1 - h of
+    """Oja's first gain h is below 1, because a relative step keeps 1 - h of the rows: the first draws must not replace
     them."""
     gains = hm.DEFAULT_GAINS
     np.testing.assert_allclose([gains.oja(0), gains.oja(8), gains.oja(98)], [2**-0.7, 10**-0.7, 100**-0.7], rtol=1e-6)

@@ -38,7 +38,7 @@ def problem(dtype, num_chains=2, rank=3, dim=8, size=1.0):
 @pytest.mark.parametrize("is_due", [False, True])
 @pytest.mark.parametrize("learning_rate", [0.01, 0.3, 1.0, 5.0])
 def test_absolute_step_is_the_papers(dtype, learning_rate, is_due, num_chains):
-    """Small steps land by the Gram matrix, large ones and those that are due in full; the result is the same."""
+    """Small steps are orthonormalised by products alone, large or due ones in full. Both give NumPy's rows."""
     eigenvectors, centred = problem(dtype, num_chains)
     new, projections = step(online_pca.oja(learning_rate), eigenvectors, centred, is_due=is_due)
     v, dx = np.asarray(eigenvectors, np.float64).T, np.asarray(centred, np.float64)
@@ -70,7 +70,7 @@ def test_relative_step(dtype, learning_rate):
 
 @pytest.mark.parametrize("learning_rate, low, high", [(0.02, 1, 4), (5.0, 4, 8e4), (1e3, 8e4, np.inf)])
 def test_condition_tells_how_large_a_step_is(learning_rate, low, high):
-    """The three ways of `step` in float32: rows as they are, orthonormalised again, and anew."""
+    """In float32 the condition number chooses one of three ways: rows as they are, by their Gram matrix, by QR."""
     eigenvectors, centred = problem(jnp.float32)
     optimiser = online_pca.oja(learning_rate)
     projections = eigenvectors @ centred.T
@@ -121,7 +121,7 @@ def test_one_huge_step_keeps_orthonormal_rows_and_their_span(size, num_chains):
 
 
 def test_shortening_leaves_ordinary_steps_alone():
-    """An increment of length 2000, below 2896, lands where its sum with the rows does."""
+    """An increment of length 2000, below the limit of 2896, gives the orthonormalised sum of rows and increment."""
     eigenvectors, centred = problem(jnp.float32, size=10.0)
     increment = centred @ eigenvectors.T
     increment = increment.T @ centred / 2

@@ -69,7 +69,7 @@ def test_eigen_update_is_that_of_algorithm_1(tail, dtype):
 
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 def test_a_scan_over_reflections_makes_the_same_draws(gains, x64):
-    """As the closed form of Q: 30 adaptive steps with the same keys, in which the map is rebuilt."""
+    """30 adaptive steps, in which the map is rebuilt, repeat those with the closed form of Q on the same keys."""
 
     def run_with(form):
         scheme = hm.eigen(RANK, gains=gains, refresh_every=3, reflections=form)
@@ -89,8 +89,10 @@ def test_a_scan_over_reflections_makes_the_same_draws(gains, x64):
 @pytest.mark.parametrize("tail, refresh_every", [("free", 2), ("isotropic", 1), ("unit", 3)])
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 def test_relative_eigen_update(gains, tail, refresh_every, x64):
-    """The recursion at the head of `learners/eigen.py` in NumPy, with the increment divided by variances that Oja's
-    rule measures along its own rows: means over the chains, not sums."""
+    """The recursion at the head of `learners/eigen.py`, in NumPy.
+
+    The increment is divided by variances along Oja's own rows. Averages are means over chains, not sums.
+    """
     positions = draws(8, jnp.float64)
     scheme = hm.eigen(RANK, tail, gains, refresh_every=refresh_every)
     num = {"free": DIM, "isotropic": RANK + 1, "unit": RANK}[tail]
@@ -126,8 +128,10 @@ def test_relative_eigen_update(gains, tail, refresh_every, x64):
 
 @pytest.mark.parametrize("gains", [hm.DEFAULT_GAINS, hm.LATEST_GAINS], ids=["default", "latest"])
 def test_rows_are_orthonormalised_in_full_at_every_pth_update(gains):
-    """At p = 4: rows that are off by a thousandth, as rounding may leave them, are mended at updates 4, 8, ... and
-    carried on at others, which take them for orthonormal."""
+    """With p = 4, rows that are off by a thousandth, as rounding may leave them, are mended at updates 4, 8, ...
+
+    Other updates take them for orthonormal and carry the error on.
+    """
     scheme = hm.eigen(RANK, "unit", gains, orthonormalize_every=4)
     state, x, update = scheme.init(draws()[0]), draws()[1], jax.jit(scheme.update)
     off = jnp.eye(RANK, DIM).at[1, 0].set(1e-3)
@@ -145,7 +149,7 @@ def test_rows_are_orthonormalised_in_full_at_every_pth_update(gains):
 
 @pytest.mark.parametrize("refresh_every", [1, 2])
 def test_averaged_map_is_built_on_the_running_mean_of_ojas_eigenvectors(refresh_every):
-    """With a raw gain Oja's eigenvectors do not depend on the map, so those of `eigen` without average serve."""
+    """With raw increments Oja's eigenvectors do not depend on the map, so a run without average gives the reference."""
     positions = draws(4)
     latest = hm.eigen(RANK, gains=CONSTANT)
     averaged = hm.eigen(RANK, gains=CONSTANT._replace(average=lambda count: 0.25), refresh_every=refresh_every)
@@ -161,8 +165,10 @@ def test_averaged_map_is_built_on_the_running_mean_of_ojas_eigenvectors(refresh_
 @pytest.mark.parametrize("gains, more", [(hm.LATEST_GAINS, 0), (hm.DEFAULT_GAINS, 1)], ids=["latest", "default"])
 @pytest.mark.parametrize("tail, num_reads", [("free", 3), ("isotropic", 3), ("unit", 2)])
 def test_update_reads_the_eigenvectors_three_times_and_has_no_qr(tail, num_reads, gains, more):
-    """But for the branches of large and of due steps: their projections, the new rows, the tail. Averaged eigenvectors
-    have projections of their own."""
+    """The three readings are for the projections, the new rows and the tail; one more if eigenvectors are averaged.
+
+    Branches of large and of due steps are not counted.
+    """
     scheme = hm.eigen(RANK, tail, gains)
     positions = draws()[0][:1]
     program = jax.make_jaxpr(scheme.update)(scheme.init(positions), positions)
@@ -213,8 +219,10 @@ def test_map_changes_only_when_refreshed_and_is_orthonormal(tail, refresh_every,
 
 
 def test_full_rank_isotropic_tail():
-    """Learns the whole covariance, with no rest to divide by. 12,000 independent draws, of which a third count, give
-    standard deviations to 0.011; 0.1 is nine of that."""
+    """At rank d there is no tail, whose variance would be divided by zero directions.
+
+    12,000 independent draws, of which a third count, have a standard error of 0.011; the tolerance of 0.1 is nine.
+    """
     rng, deviations = np.random.default_rng(0), np.linspace(3, 1, DIM)
     root = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0] * deviations
     positions = jnp.asarray(rng.normal(size=(4000, NUM_CHAINS, DIM)) @ root.T, jnp.float32)
@@ -225,7 +233,7 @@ def test_full_rank_isotropic_tail():
 
 
 def test_differences_are_cut_where_fourth_powers_would_overflow(dtype):
-    """Above 2.1e9 in float32 and 5.8e76 in float64; smaller ones are as they are."""
+    """Differences are clipped at 2.1e9 in float32 and 5.8e76 in float64. Smaller ones are unchanged."""
     limit = float(np.finfo(dtype).max) ** 0.25 / 2
     mean = jnp.asarray([1.0, 0.0, 0.0, 2.0], dtype)
     far = jnp.asarray([[4.0, 1e4 * limit, -1e4 * limit, 0.9 * limit], [1.0, np.inf, -np.inf, 2.0]], dtype)
@@ -237,7 +245,7 @@ def test_differences_are_cut_where_fourth_powers_would_overflow(dtype):
 
 @pytest.mark.parametrize("make", [hm.diagonal, hm.dense, lambda: hm.eigen(RANK), lambda: hm.eigen(RANK, "isotropic")])
 def test_a_draw_from_far_away_leaves_a_finite_map(make):
-    """In float32, 1e25 away in one coordinate, where squares overflow."""
+    """A float32 draw is 1e25 away in one coordinate, where squares overflow."""
     scheme = make()
     positions = draws(4).at[2, 1, 0].set(1e25)
     assert jnp.all(jnp.isfinite(scheme.preconditioner(run(scheme, positions)).to_dense()))

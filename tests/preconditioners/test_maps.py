@@ -197,13 +197,13 @@ ENTRANCES = {
 @pytest.mark.parametrize("enter", ENTRANCES.values(), ids=ENTRANCES)
 @pytest.mark.parametrize("make", WRONG_MAPS.values(), ids=WRONG_MAPS)
 def test_maps_that_are_not_what_they_claim_are_refused(make, enter):
-    """At every entrance, before anything is sampled."""
+    """Every function that takes a map raises, before anything is sampled."""
     with pytest.raises(ValueError, match="orthonormal rows|positive and finite scales|lower triangular and have"):
         enter(make())
 
 
 def test_rows_of_half_precision_are_made_orthonormal():
-    """The law that they were rounded from is sampled: L L^T within the rounding of the rows, and its own inverse."""
+    """They stay near the rows before rounding, and `solve` inverts `apply`."""
     rows, eigenvalues = half_precision(rows_of()), jnp.array([1e6, 1e-6, 4.0])
     assert 1e-4 < np.abs(rows @ rows.T - np.eye(3)).max() < 0.1
     checked = hm.as_preconditioner(hm.LowRank(jnp.ones(2000), rows, eigenvalues))
@@ -216,14 +216,14 @@ def test_rows_of_half_precision_are_made_orthonormal():
 
 
 def test_what_is_orthonormal_to_rounding_stays_as_it_is():
-    """Also rows that are not used, which may be zero, as a learner's own are."""
+    """Rows that are not used may be zero, as those of a learner at its start are."""
     rows = jnp.asarray(np.r_[rows_of(), np.zeros((2, 2000))], jnp.float32)
     preconditioner = hm.LowRank(jnp.ones(2000), rows, jnp.array([9.0, 0.1, 4.0, 1.0, 7.0]))
     assert hm.as_preconditioner(preconditioner) is preconditioner
 
 
 def test_maps_from_a_file():
-    """Whose arrays are NumPy's."""
+    """A map whose arrays are NumPy's, as a file gives them."""
     rotation = hm.reflections.compact(jnp.asarray(rows_of(dim=8), jnp.float32))
     preconditioner = hm.Householder(rotation, jnp.linspace(0.5, 2, 8))
     loaded = jax.tree.map(np.asarray, preconditioner)

@@ -44,7 +44,7 @@ def test_functions_agree_with_the_dense_definitions(name, x64):
 
 @pytest.mark.parametrize("name", ["diagonal", "low_rank"])
 def test_scale_is_blackjaxs_in_all_cases(name, x64):
-    """Where BlackJAX has the same square root."""
+    """`scale` equals that of BlackJAX's metric, for maps whose square root L is the one that BlackJAX takes."""
     preconditioner, _ = preconditioners(jnp.float64)[name]
     ours, theirs = hm.to_metric(preconditioner), default_metric(preconditioner.to_inverse_mass_matrix())
     x = jnp.linspace(-1, 2, DIM)

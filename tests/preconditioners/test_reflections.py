@@ -68,7 +68,7 @@ def test_products_agree_with_dense_under_transformations(build, transform, dtype
 
 
 def test_gradients_of_both_forms_agree(x64):
-    """Along the manifold of orthonormal rows, where both are the same function."""
+    """The gradients agree along the manifold of orthonormal rows, on which both forms are the same function."""
     rng = np.random.default_rng(2)
     raw, x, weights = rng.normal(size=(3, 12)), rng.normal(size=12), rng.normal(size=12)
 

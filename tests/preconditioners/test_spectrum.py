@@ -31,14 +31,14 @@ def test_counts_the_true_directions(dim, num_wide, num_narrow, rank, x64):
 
 
 def test_a_map_that_is_diagonal_has_none(x64):
-    """However large the coordinates' scales are that its directions hold."""
+    """A diagonal map has effective rank 0, even if its low-rank part holds large scales of coordinates."""
     eigenvalues = jnp.array([100.0, 0.01, 7.0])
     assert hm.LowRank(jnp.ones(6), jnp.eye(3, 6), eigenvalues).effective_rank() == 0
     assert hm.LowRank(jnp.ones(6), jnp.zeros((3, 6)), jnp.ones(3)).effective_rank() == 0
 
 
 def test_what_two_ended_learns_of_two_narrow_directions():
-    """Of rank 10 it uses nine, which undo scales; two matter."""
+    """The learner uses nine directions of its rank 10, most of them to undo scales. The effective rank is two."""
     rng = np.random.default_rng(0)
     rows = np.linalg.qr(rng.normal(size=(20, 2)))[0].T
     covariance = np.eye(20) - (rows.T * np.array([0.99, 0.96])) @ rows

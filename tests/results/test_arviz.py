@@ -37,7 +37,7 @@ def adaptive_trace(num_steps=NUM_DRAWS):
 
 
 def test_adaptive_run():
-    """Names, and chains before draws; the shared step size beside every chain."""
+    """Variables have names, chains come before draws, and the shared step size is repeated for each chain."""
     states, infos = adaptive_trace()
     trace = hm.to_arviz(states, infos)
     posterior, stats = group(trace, "posterior"), group(trace, "sample_stats")
@@ -53,7 +53,7 @@ def test_adaptive_run():
 
 
 def test_frozen_run_with_its_warmup():
-    """What `hm.warmup` keeps goes into groups of its own, and into a file and back."""
+    """What `hm.warmup` keeps has groups of its own, which a file keeps."""
     warmup = hm.warmup(logdensity, hm.diagonal(), NUM_CHAINS, keep=lambda state, info: (state.chains, info))
     (state, parameters), info = warmup.run(jax.random.key(0), starts(), 10)
     kernel = hm.hmc(logdensity, **parameters)
@@ -66,7 +66,7 @@ def test_frozen_run_with_its_warmup():
 
 
 def test_nuts_run_by_vmap_over_chains():
-    """Chains first, and ArviZ's names for what NUTS reports."""
+    """`chain_axis=0`: leaves have chains first. Statistics of NUTS have ArviZ's names."""
     kernel = blackjax.nuts(logdensity, 0.5, jnp.ones(3))
 
     def one_chain(key, position):

@@ -55,7 +55,7 @@ def test_trace_is_the_elbo_and_falls_to_zero_divergence(fitted):
 
 
 def test_map_goes_into_kernels_and_schemes(fitted):
-    """Every road gives the covariance of the target to the kernel."""
+    """Each form in which the fitted map can be given to a kernel has the covariance of the target."""
     preconditioner = fitted[0].to_preconditioner()
     root = preconditioner.to_dense()
     np.testing.assert_allclose(root @ root.T, covariance(), atol=1e-2)
@@ -119,7 +119,7 @@ def test_a_target_that_is_nowhere_finite_changes_nothing(optimiser):
 
 
 def test_vi_algorithm_repeats_fit_on_pytrees(fitted):
-    """In BlackJAX's shape, a step at a time, with the same keys."""
+    """Steps of the `VIAlgorithm` with the same keys repeat `fit`."""
 
     def of_tree(position):
         return logdensity(jnp.append(position["a"], position["b"]))
@@ -217,7 +217,7 @@ def test_german_credit_posterior(optimiser, german_credit):
 
 
 def test_a_chain_that_extrapolates_keeps_variances_positive():
-    """Momentum would carry the variances of a target 100 times narrower than the start below zero."""
+    """The target is 100 times narrower than the start, so that momentum would make variances negative."""
 
     def logdensity(x):
         return -0.5 * jnp.sum((100 * x) ** 2)
@@ -236,7 +236,7 @@ def test_a_log_density_of_another_shape_is_refused():
 
 
 def test_options_of_pbam_may_be_traced():
-    """As `optax.inject_hyperparams` has them: the fit of options that are numbers."""
+    """`optax.inject_hyperparams` makes options traced. The fit is that of the same options as numbers."""
     initial = LowRankGaussian.start(jnp.zeros(4), 1)
 
     def run(optimiser):

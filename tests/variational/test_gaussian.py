@@ -52,7 +52,7 @@ def test_log_density_and_score_agree_with_dense(family, dtype):
 
 
 def test_distance_does_not_cancel_in_float32():
-    """Of positions 1e4 times further out along a wide direction than the rest is wide: the square of that is lost."""
+    """A position 1e4 units out along a wide direction: a difference of squares would lose the distance in float32."""
     rng = np.random.default_rng(0)
     parts = np.zeros(100), np.full(100, 1e-4), rng.normal(size=(2, 100))
     params = hm.variational.LowRankGaussian(*(jnp.asarray(part, jnp.float32) for part in parts))
@@ -80,7 +80,7 @@ def test_to_preconditioner_is_a_root_of_the_covariance(family, dtype, rank):
 
 
 def test_scale_root_survives_equal_diagonal_and_factor_without_direction(x64):
-    """With diagonal 1 the rows and the whitened rows coincide, and a zero row has no direction."""
+    """With diagonal 1 the factor equals the whitened factor, so their span has half the rows; one row is zero."""
     factor = jnp.zeros((2, 4)).at[0].set(jnp.arange(4.0))
     params = hm.variational.LowRankScaleGaussian(jnp.zeros(4), jnp.ones(4), factor)
     root = jax.jit(lambda p: p.to_preconditioner().to_dense())(params)
@@ -101,7 +101,7 @@ def test_samples_have_the_mean_and_covariance(family):
 
 
 def test_pullback_is_the_gradient_of_the_samples(family, x64):
-    """Against jax.vjp of x(parameters) at the noise of each x, which for two noises is their expectation given x."""
+    """`pullback` equals jax.vjp of x(parameters), with noise and latent at their expectations given x."""
     params = gaussian(family)
     rng = np.random.default_rng(1)
     samples, cotangents = rng.normal(size=(2, 5, DIM))

@@ -46,7 +46,7 @@ update = jax.jit(hm.variational.pbam(5.0, max_patch_steps=2).update)
 
 
 def updates_of(params, samples, scores):
-    """Of 6 samples each, so that it is compiled once."""
+    """Updates of `pbam`; always 6 samples, so that it is compiled once."""
     state = hm.variational.PBaMState(jnp.asarray(3, jnp.int32))
     return update(params, state, params, samples=samples, scores=scores)
 
@@ -149,7 +149,7 @@ def test_patch_stops_at_its_tolerance(dtype):
 
 
 def test_patch_keeps_the_diagonal_above_its_floor(dtype):
-    """The factor explains coordinates 0 and 1, almost equal, wholly; the others are as they were."""
+    """Coordinates 0 and 1 are almost equal: the factor explains all of their variance. The others are unchanged."""
     eigenvectors = np.zeros((RANK, DIM))
     eigenvectors[[0, 2], :2] = np.array([[1, 1], [1, -1]]) / np.sqrt(2)
     eigenvectors[1, 2] = 1
@@ -162,7 +162,7 @@ def test_patch_keeps_the_diagonal_above_its_floor(dtype):
 
 
 def test_target_is_a_fixed_point(x64):
-    """For any batch, and the rows of the factor do not turn."""
+    """For any batch the update is zero: covariance, mean, and no rotation of the rows of the factor."""
     target = gaussian()
     samples = np.asarray(target.mean) + 3 * np.random.default_rng(0).normal(size=(6, DIM))
     scores = np.linalg.solve(covariance_of(target), (np.asarray(target.mean) - samples).T).T
@@ -186,7 +186,7 @@ def test_recovers_a_diagonal_plus_low_rank_gaussian(dtype):
 
 
 def test_finds_a_small_scale_from_a_large_start(x64):
-    """Sizes 1e-2 and 1e2 in one target, from diagonal 1: floors are relative, and no coordinate is stuck at one."""
+    """The target has sizes 1e-2 and 1e2, the start 1. Floors of the diagonal are relative, so none stops the fit."""
     sizes = jnp.where(jnp.arange(DIM) % 2, 1e-2, 1e2)
     plain = gaussian()
     target = Gaussian(plain.mean * sizes, plain.diagonal * sizes**2, plain.factor * sizes)
@@ -208,7 +208,7 @@ def test_finds_a_small_scale_from_a_large_start(x64):
 
 @pytest.mark.parametrize("sd, offset", [(1e-3, 3.0), (1e-4, 3.0), (1e-4, 0.0)])
 def test_a_mean_that_is_far_away_does_not_shrink_the_gaussian(sd, offset, dtype):
-    """In a direction of standard deviation `sd`, for a start of size 1; lambda = 10 collapses there."""
+    """The target has standard deviation `sd` in one direction, the start 1. With lambda = 10 the fit collapses."""
     target = Gaussian(jnp.full(5, offset, dtype), jnp.ones(5, dtype).at[2].set(sd**2), jnp.zeros((2, 5), dtype))
     start = Gaussian.start(jnp.zeros(5, dtype), 2)
 
