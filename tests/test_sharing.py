@@ -64,7 +64,8 @@ FACTORIES = {
     "eigen, gains": [lambda: hm.eigen(3, gains=hm.LATEST_GAINS), lambda: hm.eigen(3, "free", hm.LATEST_GAINS, 256, 1)],
     "eigen, unit": [lambda: hm.eigen(3, "unit"), lambda: hm.eigen_identity(3), lambda: hm.eigen_identity(rank=3)],
     "eigen, every": [lambda: hm.eigen(3, orthonormalize_every=255)],
-    "two_ended": [hm.two_ended, lambda: hm.two_ended(32), lambda: hm.two_ended(rank=32, block_size=10, negligible=1.2)],
+    "two_ended": [hm.two_ended, lambda: hm.two_ended(None), lambda: hm.two_ended(block_size=10, negligible=1.2)],
+    "two_ended, rank": [lambda: hm.two_ended(32), lambda: hm.two_ended(rank=32, forgetting=3.0)],
     "two_ended, block_size": [lambda: hm.two_ended(block_size=11)],
     "two_ended, negligible": [lambda: hm.two_ended(negligible=1.3)],
 }
