@@ -104,9 +104,8 @@ def build_kernel() -> Callable:
             return MALAState(position, *value_and_grad(logdensity_fn)(position))
 
         noise = jax.random.normal(key_noise, x.shape, x.dtype)
-        score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
         if center is None:
-            forward_drift = step_size * score
+            forward_drift = jnp.where(is_finite(state), step_size * whitened(state.logdensity_grad), 0)
             proposal = propose(forward_drift + jnp.sqrt(2 * step_size) * noise)
             drifts = forward_drift + step_size * whitened(proposal.logdensity_grad)
             log_q_ratio = _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
@@ -114,6 +113,7 @@ def build_kernel() -> Callable:
             z, frequency = whiten(preconditioner, state.position, center)
             h = jnp.sqrt(2 * step_size)
             h = jnp.where(frequency > 0, jnp.minimum(h, LONGEST_STEP), h)
+            score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
             momentum = noise + h / 2 * (score + frequency * z)
             move, momentum = rotate(z, jnp.zeros_like(z), momentum, h, frequency)
             proposal = propose(move)
