@@ -37,7 +37,12 @@ def test_a_miniature_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(dimensions, "NUM_DRAWS", 20)
     monkeypatch.setattr(dimensions, "DIMS", (10, 100))
     monkeypatch.setattr(dimensions, "TARGETS", {"Gaussian": dimensions.gaussian})
+    shapes, judge = [], dimensions.diagnostics.ess_and_rhat
+    monkeypatch.setattr(
+        dimensions.diagnostics, "ess_and_rhat", lambda draws: shapes.append(draws.shape) or judge(draws)
+    )
     dimensions.main(["--largest", "10", "--out", str(tmp_path)])
+    assert set(shapes) == {(4, 20, 10)}
     with (tmp_path / "dimensions.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["dim"], row["trajectories"]) for row in rows] == [("10", "leapfrog"), ("10", "exact")]
