@@ -87,22 +87,23 @@ def test_an_unadjusted_kernel_is_caught(case, monkeypatch):
         assert_moments(averages, truths)
 
 
-def around(center_of):
-    """Parameters of `hm.hmc` with steps so long that kicks matter, and a center by the number of dimensions."""
+def around(center_of, step_size=0.6):
+    """Parameters with steps so long that kicks matter, and a center by the number of dimensions."""
 
     def build(case):
         logdensity, starts, truths, parameters = case()
         dim = starts.shape[1]
-        return logdensity, starts, truths, parameters | {"step_size": 0.6, "center": center_of(dim)}
+        return logdensity, starts, truths, parameters | {"step_size": step_size, "center": center_of(dim)}
 
     return build
 
 
+@pytest.mark.parametrize("sampler, step_size", [(hm.hmc, 0.6), (hm.mala, 0.15)], ids=["hmc", "mala"])
 @pytest.mark.parametrize("case", [gaussian_case, skewed_case], ids=["gaussian", "skewed"])
-def test_known_moments_by_exact_trajectories_of_another_gaussian(case):
+def test_known_moments_by_exact_trajectories_of_another_gaussian(case, sampler, step_size):
     """Map and center are far from right."""
-    logdensity, starts, truths, parameters = around(lambda dim: jnp.linspace(-1, 1.5, dim))(case)
-    assert_moments(chain_averages(logdensity, starts, parameters, 0, 4000, sampler=hm.hmc), truths)
+    logdensity, starts, truths, parameters = around(lambda dim: jnp.linspace(-1, 1.5, dim), step_size)(case)
+    assert_moments(chain_averages(logdensity, starts, parameters, 0, 4000, sampler=sampler), truths)
 
 
 DEFECTS = {

@@ -23,7 +23,7 @@ from householder_mcmc.sharing import program
 
 __all__ = ["init", "build_kernel", "as_top_level_api"]
 
-_MALA = SAMPLERS["mala"]
+_MALA = SAMPLERS["mala"]._replace(longest_sigma=None)  # without a center, as in the paper
 
 
 def init(positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, num_chains: int) -> adaptive.AdaptiveState:

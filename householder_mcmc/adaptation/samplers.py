@@ -37,6 +37,7 @@ SAMPLERS = {
         step_size=lambda sigma: sigma**2 / 2,
         target_acceptance_rate=0.574,
         num_gradients=lambda info: jnp.ones_like(info.is_accepted, jnp.int32),
+        longest_sigma=mala.LONGEST_STEP,
     ),
     "hmc": Sampler(
         kernel=hmc.build_kernel(),

@@ -163,9 +163,10 @@ def warmup(
     Returns
     -------
     Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=None)` returns ((state, parameters), info):
-    states of the sampler with a leading chain axis, its parameters step_size and inverse_mass_matrix (a preconditioner)
-    in a dict, and a `WarmupInfo`. Without a number of steps it ends when the step size has settled and the chains
-    agree, see `settling`, after 111 to 10,000 steps. To go on, give `info.last_state` for the positions.
+    states of the sampler with a leading chain axis, its parameters step_size, inverse_mass_matrix (a preconditioner)
+    and, if the scheme has one, center in a dict, and a `WarmupInfo`. Without a number of steps it ends when the step
+    size has settled and the chains agree, see `settling`, after 111 to 10,000 steps. To go on, give `info.last_state`
+    for the positions.
 
     Raises
     ------

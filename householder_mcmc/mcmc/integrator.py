@@ -8,6 +8,20 @@ a rotation by h, half a kick: reversible, of unit volume, one gradient, and the 
 Where the target is that Gaussian there are no kicks, and a step of any size is exact. Where it is another, such a step
 is stable for sizes up to about those of a leapfrog step, and its error is of the same order.
 
+Other splittings were measured by the smallest ESS of x and of squares per 1000 gradients: HMC on frozen maps, an
+acceptance of 0.8, medians of two or three seeds. Only this one has draws of one gradient where the Gaussian fits, and
+it loses nothing to leapfrog on the banana (32) and the quartic (135).
+
+- Rotation by h / 2, kick, rotation by h / 2. It needs the log-density once more where the trajectory ends, here
+  counted as half a gradient. Diamonds 442 against 604, German credit 376 against 417, second Gaussian 348 against 374
+  at d = 100 and 192 against 181 at d = 1000, a banana in ten dimensions about 22 against 31.
+- Two rotations by h between kicks by 2 a h, (2 - 4 a) h and 2 a h, a = 0.193 (McLachlan 1995). They need two
+  gradients or more. First Gaussian of d = 100 412 against 779, German credit 372 against 417, second Gaussian 404
+  against 374 at d = 100 and 225 against 181 at d = 1000.
+- Such pairs only where one step is not enough. German credit and breast cancer as here, second Gaussian of d = 1000
+  193 against 169, a quartic log-density 128 against 140, the banana 19 against 31. With a = 1 / 6, which is best for
+  small kicks, second Gaussian 218, quartic 115, diamonds and item response as here.
+
 Source: Shahbaba, Lan, Johnson & Neal (2014), Split Hamiltonian Monte Carlo. Casas, Sanz-Serna & Shaw (2022), Split
 Hamiltonian Monte Carlo revisited: it needs momenta that are preconditioned like the Gaussian, as here.
 """

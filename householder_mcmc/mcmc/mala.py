@@ -3,8 +3,17 @@
 The proposal is y = x + step_size L L^T grad log pi(x) + sqrt(2 step_size) L xi: BlackJAX's convention, with
 step_size = sigma^2 / 2 in the notation of Hird & Livingstone (2026), Appendix B. In whitened coordinates the proposal
 and its reverse need one product with L and two with L^T, and no inverse.
+
+With a center it is one step of `integrator` of length h = (2 step_size)^(1/2), which solves the Gaussian N(center,
+L L^T) exactly. In z = L^{-1} (x - center) the proposal is
+
+    cos(h) z + sin(h) (xi + h / 2 (L^T grad log pi(x) + z)),
+
+the preconditioned Crank-Nicolson Langevin proposal of Cotter, Roberts, Stuart & White (2013), and MALA's where h is
+small. Where the target is that Gaussian, all are accepted, and at h = pi / 2 draws are independent.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +25,7 @@ from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.api import Algorithm
+from householder_mcmc.mcmc.integrator import rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import (
     ChainState,
@@ -28,7 +38,9 @@ from householder_mcmc.mcmc.metropolis import (
 from householder_mcmc.preconditioners.checks import require_floats, require_numbers
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
-__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api"]
+__all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "LONGEST_STEP"]
+
+LONGEST_STEP = math.pi / 2  # h that changes anything, with a center: a longer one would only turn back
 
 
 class MALAInfo(NamedTuple):
@@ -67,11 +79,16 @@ def build_kernel() -> Callable:
     """Return kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info)."""
 
     def kernel(
-        rng_key: PRNGKey, state: MALAState, logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
+        rng_key: PRNGKey,
+        state: MALAState,
+        logdensity_fn: Callable,
+        step_size: float | Array,
+        inverse_mass_matrix,
+        center: ArrayLikeTree | None = None,
     ) -> tuple[MALAState, MALAInfo]:
-        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes.
+        """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `mala`.
 
-        Raises TypeError on a state of another sampler.
+        Raises TypeError on a state of another sampler, and what `integrator.whiten` raises.
         """
         require_state(state, MALAState)
         key_noise, key_accept = jax.random.split(rng_key)
@@ -79,17 +96,31 @@ def build_kernel() -> Callable:
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
 
-        def drift(logdensity_grad):
-            return step_size * preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
+        def whitened(logdensity_grad):
+            return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
+
+        def propose(move):
+            position = unravel(x + preconditioner.apply(move))
+            return MALAState(position, *value_and_grad(logdensity_fn)(position))
 
         noise = jax.random.normal(key_noise, x.shape, x.dtype)
-        forward_drift = jnp.where(is_finite(state), drift(state.logdensity_grad), 0)
-        move = forward_drift + jnp.sqrt(2 * step_size) * noise
-        position = unravel(x + preconditioner.apply(move))
-        proposal = MALAState(position, *value_and_grad(logdensity_fn)(position))
+        if center is None:
+            forward_drift = jnp.where(is_finite(state), step_size * whitened(state.logdensity_grad), 0)
+            proposal = propose(forward_drift + jnp.sqrt(2 * step_size) * noise)
+            drifts = forward_drift + step_size * whitened(proposal.logdensity_grad)
+            log_q_ratio = _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
+        else:
+            z, frequency = whiten(preconditioner, state.position, center)
+            h = jnp.sqrt(2 * step_size)
+            h = jnp.where(frequency > 0, jnp.minimum(h, LONGEST_STEP), h)
+            score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
+            momentum = noise + h / 2 * (score + frequency * z)
+            move, momentum = rotate(z, jnp.zeros_like(z), momentum, h, frequency)
+            proposal = propose(move)
+            momentum += h / 2 * (whitened(proposal.logdensity_grad) + frequency * (z + move))
+            log_q_ratio = jnp.sum(noise**2 - momentum**2) / 2
 
-        drifts = forward_drift + drift(proposal.logdensity_grad)
-        log_ratio = proposal.logdensity - state.logdensity + _log_q_ratio(noise, drifts / jnp.sqrt(2 * step_size))
+        log_ratio = proposal.logdensity - state.logdensity + log_q_ratio
         state, choice = accept_or_reject(key_accept, log_ratio, state, proposal)
         return state, MALAInfo(*choice)
 
@@ -97,7 +128,7 @@ def build_kernel() -> Callable:
 
 
 def as_top_level_api(
-    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix
+    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix, center: ArrayLikeTree | None = None
 ) -> Algorithm[ChainState, MALAInfo]:
     """Preconditioned MALA as a BlackJAX `SamplingAlgorithm`.
 
@@ -108,7 +139,19 @@ def as_top_level_api(
     step_size
         sigma^2 / 2, positive.
     inverse_mass_matrix
-        L L^T, in any form that `as_preconditioner` takes.
+        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve`.
+    center
+        A position, the mean of the Gaussian N(center, L L^T) that proposals solve exactly. Step sizes beyond pi^2 / 8
+        are then all the same. None, or a center that is not finite: MALA. With a center the worst ESS per gradient was
+        1.8 times that of MALA on a logistic regression with d = 31, and 4.5 times on a Gaussian with d = 100 and a
+        linear regression with d = 26, on the same maps. `hmc` with a center has as much or more.
+
+    Raises
+    ------
+    ValueError
+        If the step size is not positive, or, at `step`, the center is of another d.
+    TypeError
+        At `step`, if the map has no `solve` and there is a center.
 
     Examples
     --------
@@ -120,7 +163,7 @@ def as_top_level_api(
     """
     require_positive(step_size)
     algorithm: Any = build_sampling_algorithm(
-        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix))
+        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix), center)
     )
     return algorithm
 

@@ -1,5 +1,6 @@
 """What every kernel to freeze must do, whatever it proposes: one contract for `hm.mala` and `hm.hmc`."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,18 +17,24 @@ DIM = 5
 
 
 class AroundOnes:
-    """`hm.hmc` with a center whose numbers are 1, of whatever positions."""
+    """A sampler with a center whose numbers are 1, of whatever positions."""
 
-    def __init__(self, logdensity, step_size, preconditioner):
-        hm.hmc(logdensity, step_size, preconditioner)  # for its checks
-        self.given, self.init = (logdensity, step_size, preconditioner), hm.hmc(*(logdensity, 1.0, preconditioner)).init
+    def __init__(self, build, logdensity, step_size, preconditioner):
+        build(logdensity, step_size, preconditioner)  # for its checks
+        self.build, self.given = build, (logdensity, step_size, preconditioner)
+        self.init = build(logdensity, 1.0, preconditioner).init
 
     def step(self, rng_key, state):
         center = jax.tree.map(jnp.ones_like, state.position)
-        return hm.hmc(*self.given, center).step(rng_key, state)
+        return self.build(*self.given, center).step(rng_key, state)
 
 
-SAMPLERS = {"mala": (hm.mala, 0.3), "hmc": (hm.hmc, 0.4), "hmc with a center": (AroundOnes, 0.4)}
+SAMPLERS = {
+    "mala": (hm.mala, 0.3),
+    "hmc": (hm.hmc, 0.4),
+    "mala with a center": (partial(AroundOnes, hm.mala), 0.3),
+    "hmc with a center": (partial(AroundOnes, hm.hmc), 0.4),
+}
 
 
 @pytest.fixture(params=SAMPLERS)

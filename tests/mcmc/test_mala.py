@@ -1,5 +1,6 @@
 """Preconditioned MALA against BlackJAX's MALA, a dense multivariate normal proposal, and detailed balance."""
 
+import math
 from importlib import import_module
 from typing import NamedTuple
 from unittest import mock
@@ -14,8 +15,10 @@ from scipy.stats import multivariate_normal
 from targets import skewed_logdensity
 
 import householder_mcmc as hm
+from householder_mcmc.mcmc.integrator import rotate
 
 DIM, STEP_SIZE = 5, 0.3
+CENTERS = (None, np.linspace(1.5, -1, DIM))
 
 
 def nonsymmetric_root():
@@ -53,18 +56,27 @@ def test_equals_plain_mala_on_the_pushed_forward_target(kind, x64):
     np.testing.assert_allclose(xs, jax.vmap(preconditioner.apply)(zs), rtol=1e-9, atol=1e-9)
 
 
-def acceptance(x, y, root):
-    """a(x, y) of our kernel: the noise that proposes y from x, injected."""
+def proposal(x, root, center):
+    """Mean and, in units of the root, standard deviation of y, from x."""
     gradient = np.asarray(jax.grad(skewed_logdensity)(x))
-    noise = np.linalg.solve(root, y - x - STEP_SIZE * root @ root.T @ gradient) / np.sqrt(2 * STEP_SIZE)
-    kernel = hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(jnp.asarray(root)))
+    if center is None:
+        return x + STEP_SIZE * root @ root.T @ gradient, np.sqrt(2 * STEP_SIZE)
+    h, z = np.sqrt(2 * STEP_SIZE), np.linalg.solve(root, x - center)
+    return center + root @ (np.cos(h) * z + np.sin(h) * h / 2 * (root.T @ gradient + z)), np.sin(h)
+
+
+def acceptance(x, y, root, center):
+    """a(x, y) of our kernel: the noise that proposes y from x, injected."""
+    mean, sd = proposal(x, root, center)
+    noise = np.linalg.solve(root, y - mean) / sd
+    kernel = hm.mala(skewed_logdensity, STEP_SIZE, hm.Dense(jnp.asarray(root)), center)
     with mock.patch("jax.random.normal", lambda key, shape, dtype: jnp.asarray(noise, dtype)):
         return float(kernel.step(jax.random.key(0), kernel.init(x))[1].acceptance_rate)
 
 
-def log_proposal(x, y, root):
-    mean = x + STEP_SIZE * root @ root.T @ np.asarray(jax.grad(skewed_logdensity)(x))
-    return multivariate_normal(mean, 2 * STEP_SIZE * root @ root.T).logpdf(y)
+def log_proposal(x, y, root, center):
+    mean, sd = proposal(x, root, center)
+    return multivariate_normal(mean, sd**2 * root @ root.T).logpdf(y)
 
 
 def pairs():
@@ -72,37 +84,73 @@ def pairs():
     return [(jnp.asarray(rng.normal(size=DIM)), jnp.asarray(rng.normal(size=DIM))) for _ in range(20)]
 
 
-def log_ratio(x, y, root):
+def log_ratio(x, y, root, center):
     target = float(skewed_logdensity(y) - skewed_logdensity(x))
-    return target + log_proposal(y, x, root) - log_proposal(x, y, root)
+    return target + log_proposal(y, x, root, center) - log_proposal(x, y, root, center)
 
 
-def test_acceptance_is_that_of_the_dense_proposal(x64):
+@pytest.mark.parametrize("center", CENTERS)
+def test_acceptance_is_that_of_the_dense_proposal(center, x64):
     root, checked = nonsymmetric_root(), 0
     for x, y in pairs():
-        expected = min(0.0, log_ratio(x, y, root))
-        np.testing.assert_allclose(np.log(acceptance(x, y, root)), expected, rtol=1e-8, atol=1e-8)
+        expected = min(0.0, log_ratio(x, y, root, center))
+        np.testing.assert_allclose(np.log(acceptance(x, y, root, center)), expected, rtol=1e-8, atol=1e-8)
         checked += expected < 0
     assert checked >= 5
 
 
-def imbalance(root):
+def imbalance(root, center=None):
     """Largest |log of pi(x) q(x,y) a(x,y) - log of pi(y) q(y,x) a(y,x)| over random pairs."""
 
     def log_flow(x, y):
-        return float(skewed_logdensity(x)) + log_proposal(x, y, root) + np.log(acceptance(x, y, root))
+        return float(skewed_logdensity(x)) + log_proposal(x, y, root, center) + np.log(acceptance(x, y, root, center))
 
     return max(abs(log_flow(x, y) - log_flow(y, x)) for x, y in pairs())
 
 
-def test_detailed_balance(x64):
-    assert imbalance(nonsymmetric_root()) < 1e-8
+@pytest.mark.parametrize("center", CENTERS)
+def test_detailed_balance(center, x64):
+    assert imbalance(nonsymmetric_root(), center) < 1e-8
 
 
 def test_a_dropped_proposal_ratio_breaks_detailed_balance(x64, monkeypatch):
     """Planted defect."""
     monkeypatch.setattr(import_module("householder_mcmc.mcmc.mala"), "_log_q_ratio", lambda noise, drifts: 0.0)
     assert imbalance(nonsymmetric_root()) > 0.1
+
+
+def test_a_rotation_that_loses_speed_breaks_detailed_balance(x64, monkeypatch):
+    """Planted defect."""
+
+    def slower(*args):
+        move, momentum = rotate(*args)
+        return move, 0.97 * momentum
+
+    monkeypatch.setattr(import_module("householder_mcmc.mcmc.mala"), "rotate", slower)
+    assert imbalance(nonsymmetric_root(), CENTERS[1]) > 0.01
+
+
+@pytest.mark.parametrize("step_size", [math.pi**2 / 8, 1e6])
+def test_its_own_gaussian_is_drawn_at_once(step_size):
+    """The longest step takes d = 20,000 to an independent draw: cosines of angles have standard deviation 0.007."""
+    scales, center = jnp.logspace(-2, 2, 20_000), jnp.linspace(-1, 1, 20_000)
+    kernel = hm.mala(lambda x: -jnp.sum(((x - center) / scales) ** 2) / 2, step_size, hm.Diagonal(scales), center)
+    positions, info = chain(kernel, center, num_steps=20)
+    assert info.acceptance_rate.min() > 0.9  # but for rounding
+    z = (positions - center) / scales
+    assert jnp.abs(jnp.mean(z[1:] * z[:-1], axis=1)).max() < 0.04
+    np.testing.assert_allclose(jnp.mean(z**2, axis=1), 1, atol=0.05)
+
+
+@pytest.mark.parametrize("step_size", [0.3, 2.0])
+def test_a_center_that_is_not_finite_gives_mala(step_size, x64):
+    """Also beyond the longest step of a rotation."""
+    preconditioner, start = hm.Dense(jnp.asarray(nonsymmetric_root())), jnp.linspace(-1, 1, DIM)
+    expected, expected_info = chain(hm.mala(skewed_logdensity, step_size, preconditioner), start)
+    center = jnp.zeros(DIM).at[2].set(jnp.nan)
+    found, info = chain(hm.mala(skewed_logdensity, step_size, preconditioner, center), start)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(info.acceptance_rate, expected_info.acceptance_rate, rtol=1e-9, atol=1e-12)
 
 
 class WrongTranspose(NamedTuple):
