@@ -42,6 +42,7 @@ from householder_mcmc.preconditioners.maps import (
 from householder_mcmc.preconditioners.metric import to_metric
 from householder_mcmc.results.arviz import to_arviz
 from householder_mcmc.results.diagnose import diagnose
+from householder_mcmc.results.diagnostics import nested_rhat
 from householder_mcmc.sampling.model import Model, constrained
 from householder_mcmc.sampling.numpyro import from_numpyro
 from householder_mcmc.sampling.pymc import from_pymc
@@ -96,6 +97,7 @@ __all__ = [
     "load",
     "mala",
     "metric_core",
+    "nested_rhat",
     "none",
     "online_pca",
     "power_decay",

@@ -16,16 +16,20 @@ _MOST_COORDINATES = 1000
 
 
 class Progress:
-    """Written to standard error between blocks; on a terminal over itself, else once at the end."""
+    """Written to standard error between blocks; on a terminal over itself, else once at the end.
 
-    def __init__(self, is_shown: bool):
-        self.is_shown = is_shown
+    label: what the line begins with. has_warnings: whether those of the result come after it.
+    """
+
+    def __init__(self, is_shown: bool, label: str = "", has_warnings: bool = True):
+        self.is_shown, self.label, self.has_warnings = is_shown, label, has_warnings
         self.is_terminal = is_shown and sys.stderr.isatty()
         self.begins, self.num_divergent, self.moments = time.perf_counter(), 0, None
         self.text = ""
 
     def show(self, text: str) -> None:
         """The line is now this text, over the one of before."""
+        text = self.label + text
         if self.is_terminal:
             print(f"\r{text:<{len(self.text)}}", end="", file=sys.stderr, flush=True)
         self.text = text
@@ -42,11 +46,14 @@ class Progress:
             f"{self.num_divergent} divergent{_rhat(self.moments)}, {seconds:.0f} s"
         )
 
-    def end(self) -> None:
-        """Leave the line, and begin the next."""
+    def end(self, result: Any = None) -> None:
+        """Leave the line, and begin the next: with the warnings of the result, if there is one."""
         if self.is_shown and self.text:
             print("" if self.is_terminal else self.text, file=sys.stderr, flush=True)
         self.text = ""
+        if self.is_shown and self.has_warnings and result is not None:
+            for warning in result.warnings:
+                print(f"WARNING: {warning}", file=sys.stderr)
 
 
 def _bar(part):

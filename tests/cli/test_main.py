@@ -33,7 +33,8 @@ def test_counts_are_of_warm_up_and_draws_and_warnings_of_chains_and_variables(tm
     assert 1e3 * ess / summary["min_ess_per_1000_gradients_with_warmup"] == pytest.approx(2 * 100 * 3 + 300 + 500)
     assert summary["num_nonfinite"] == 100 + 2
     assert summary["acceptance_rate"] == pytest.approx(0.5)
-    assert (summary["warmup_seconds"], summary["sampling_seconds"]) == (31, 1)
+    assert summary["warmup_seconds"] == 30 + 2  # looks at the clock: as it begins to wait, and at the end
+    assert ess / summary["min_ess_per_second"] == pytest.approx(summary["sampling_seconds"])
     text = " ".join(summary["warnings"])
     assert "chains [1] accepted less than 20%" in text
     assert re.search(r"R-hat is [\d.]+ \(effects\[1, 0\]\)", text)  # coordinate 2: effects come before location
@@ -218,7 +219,10 @@ def test_demo_finds_the_directions_of_its_posterior(tmp_path):
             "import jax.numpy as jnp\ndef logdensity(x): return jnp.log(x)\ninitial_position = -1.0",
             "must be finite at the start",
         ),
-        ("def logdensity(x): return -1.0 * x**2\ninitial_position = 1", "must be floating point"),
+        (
+            "import numpy\ndef logdensity(x): return -1.0 * x**2\ninitial_position = numpy.array(1)",
+            "must be floating point",
+        ),
         ("def logdensity(x): return 0.0 * x\ninitial_position = None", "has no arrays"),
         ("raise SystemExit(7)", "does not run: SystemExit"),
         ("def logdensity(x): return -x['file']**2\ninitial_position = {'file': 0.0}", "cannot be called 'file'"),
