@@ -14,7 +14,7 @@ def use_compilation_cache() -> None:
 
     JAX_ENABLE_COMPILATION_CACHE=0 turns it off.
     """
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]: made at run time
         jax.config.update("jax_compilation_cache_dir", str(_user_cache() / "householder_mcmc" / "jax"))
 
 

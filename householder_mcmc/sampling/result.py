@@ -99,7 +99,8 @@ class Result:
             rates = np.mean(self.infos.acceptance_rate, axis=1)
             found += diagnostics.warnings(x, rates, bulk, rhat, label, self.superchains)
         target = self.plan.target_acceptance_rate
-        return found + diagnose(self.warmup_info, self.parameters, self.infos, target_acceptance_rate=target)
+        with in_precision_of(self.state.position):
+            return found + diagnose(self.warmup_info, self.parameters, self.infos, target_acceptance_rate=target)
 
     def columns(self) -> tuple[np.ndarray, Callable[[int], str]]:
         """What warnings are about, (num_chains, num_draws, d), and a name for each column.

@@ -412,6 +412,7 @@ def test_an_interrupt_is_remembered_and_a_second_one_raises_at_once():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_many_chains_start_together():
     """64 chains at 16 places, whose nested R-hat judges 30 draws of each; and starts that are the user's."""
     starts = np.asarray(find_starts(hm.Model(lambda x: -0.5 * x @ x, np.zeros(2)), None, None, jax.random.key(0), 64))
@@ -426,6 +427,7 @@ def test_many_chains_start_together():
     assert len(np.unique(find_superchains(alone))) == 64
 
 
+@pytest.mark.slow
 def test_float64_needs_no_setting(tmp_path):
     """The digits of log-densities that float32 does not have, in a run, and in one that goes on from a file."""
     whole, short = run(30, dtype="float64"), run(20, dtype=np.float64)
@@ -440,13 +442,6 @@ def test_float64_needs_no_setting(tmp_path):
     assert whole.warnings is not None and whole.log_likelihood()["y"].dtype == np.float64
     with jax.enable_x64(True):
         assert run(5, dtype="float32").draws["mu"].dtype == np.float32
-
-
-def test_a_target_of_the_acceptance():
-    """Exact trajectories accept nearly all, so by leapfrog."""
-    high, low = (run(40, target_acceptance_rate=rate, scheme=hm.diagonal()) for rate in (0.95, 0.5))
-    assert high.parameters["step_size"] < 0.7 * low.parameters["step_size"]
-    assert high.plan.target_acceptance_rate == 0.95
 
 
 def test_seconds_are_those_of_warm_up_and_draws(result, tmp_path):
