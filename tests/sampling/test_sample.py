@@ -1,5 +1,6 @@
 """The call from a model to draws: starts, blocks, interrupts, resumed runs and streams."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling import sample as sample_module
+from householder_mcmc.sampling.blocks import Draws
 from householder_mcmc.sampling.interrupts import interrupts
+from householder_mcmc.sampling.progress import Progress
 from householder_mcmc.sampling.starts import find_starts, find_superchains
 
 NUM_CHAINS = 3
@@ -350,6 +353,30 @@ def test_bar_and_warnings_are_shown(capsys):
     assert lines[0].startswith("[####################] 30/30 draws, step size ")
     assert "0 divergent, R-hat " in lines[0]
     assert any(line.startswith("WARNING: bulk ESS is ") and "(x[" in line for line in lines)
+
+
+def test_warnings_that_take_long_are_not_waited_for(result, capsys):
+    """60 draws of 12 numbers are judged within a share of any run's time, but not of no time."""
+    bar = Progress(True)
+    bar.show("x")
+    bar.end(result)
+    said = capsys.readouterr().err
+    assert "not judged yet, which takes about 0 s: result.warnings" in said and "WARNING" not in said
+    bar.begins -= 60
+    bar.end(result)
+    assert "WARNING: bulk ESS is " in capsys.readouterr().err
+
+
+def test_the_bar_knows_rhat():
+    """Of blocks of different sizes, thinned, the R-hat of all draws without splits and ranks, to its own error."""
+    x = np.random.default_rng(0).normal(size=(4000, 3, 2)) + 0.3 * np.arange(3)[:, None] * np.array([0, 1])
+    bar = Progress(True)
+    for first, last in ((0, 4), (4, 36), (36, 1000), (1000, 4000)):
+        block = Draws(x[first:last], np.zeros((last - first, 3)), None, {})
+        bar.follow(block, last, 4000, 0.1)
+    between, within = x.mean(axis=0).var(axis=0, ddof=1), x.var(axis=0, ddof=1).mean(axis=0)
+    shown = float(re.search(r"R-hat ([\d.]+)", bar.text)[1])
+    assert shown == pytest.approx(np.sqrt(1 + np.max(between / within)), abs=0.02)
 
 
 def test_summary(result):
