@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -287,13 +288,18 @@ def test_bad_options(tmp_path, model, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_options_reach_the_run(tmp_path, model, capsys, made_run):
     """Chain 1 is elsewhere in a coordinate, so there are never enough draws: ten times as many are made."""
+    text = Path(model).read_text()
+    model = write(tmp_path, text.replace('"location": 3.0', '"location": jnp.float32(3)'))
     output = tmp_path / "draws.npz"
     options = ["--chains", "2", "--draws", "10", "--scheme", "diagonal", "--output", str(output)]
     options += ["--until", "50,1.2", "--thin", "2", "--target-accept", "0.9", "--x64"]
+    options += ["--json", str(tmp_path / "results.json")]
     assert command_line.main(["sample", model, *options]) == 0
     assert made_run["target_acceptance_rate"] == 0.9
     with np.load(output) as draws:
         assert draws["location"].shape == (2, 100) and draws["location"].dtype == np.float64
+    summary = json.loads((tmp_path / "results.json").read_text())["schemes"]["diagonal"]
+    assert 1e3 * summary["min_ess"] / summary["min_ess_per_1000_gradients"] == pytest.approx(2 * 100 * 2 * 3)
     out = capsys.readouterr().out
     assert "ended at 100 draws, before all ESS were 50 and R-hat 1.2" in out and "100 draws each of HMC" in out
     table = out[out.index("  mean  ") :]
