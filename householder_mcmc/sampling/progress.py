@@ -74,12 +74,13 @@ def _bar(part):
 
 
 def _moments(positions):
-    """Number of draws that count, and of each chain mean and sum of squares about it, (num_chains, d)."""
+    """Number of draws, and of each chain mean and sum of squares about it, (num_chains, d)."""
     leaves = jax.tree.leaves(positions)
     step = max(1, len(leaves[0]) // _MOST_DRAWS)
     leaves = [leaf[::step].reshape(len(leaf[::step]), leaf.shape[1], -1)[:, :, :_MOST_COORDINATES] for leaf in leaves]
     x = np.concatenate(leaves, axis=2)[:, :, :_MOST_COORDINATES].astype(np.float64)
-    return len(x), x.mean(axis=0), np.sum((x - x.mean(axis=0)) ** 2, axis=0)
+    num_draws, mean = len(jax.tree.leaves(positions)[0]), x.mean(axis=0)
+    return num_draws, mean, num_draws * np.mean((x - mean) ** 2, axis=0)
 
 
 def _combined(old, new):

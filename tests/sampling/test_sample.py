@@ -370,14 +370,14 @@ def test_warnings_that_take_long_are_not_waited_for(result, capsys):
 def test_the_bar_knows_rhat():
     """Of blocks of different sizes, thinned, the R-hat of all draws without splits and ranks, to its own error."""
     x = np.random.default_rng(0).normal(size=(4000, 3, 2)) + 0.3 * np.arange(3)[:, None] * np.array([0, 1])
-    x += np.linspace(0, 5, 4000)[:, None, None]  # so that the means of blocks differ
+    x += np.linspace(0, 5, 4000)[:, None, None] * (1 + 0.2 * np.arange(3))[:, None]  # means of blocks differ
     bar = Progress(True)
     for first, last in ((0, 4), (4, 36), (36, 1000), (1000, 4000)):
         block = Draws(x[first:last], np.zeros((last - first, 3)), None, {})
         bar.follow(block, last, 4000, 0.1)
     between, within = x.mean(axis=0).var(axis=0, ddof=1), x.var(axis=0, ddof=1).mean(axis=0)
     shown = float(re.search(r"R-hat ([\d.]+)", bar.text)[1])
-    assert shown == pytest.approx(np.sqrt(1 + np.max(between / within)), abs=0.002)
+    assert shown == pytest.approx(np.sqrt(1 + np.max(between / within)), abs=0.01)
 
 
 def test_summary(result):
