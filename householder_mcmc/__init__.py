@@ -45,6 +45,7 @@ from householder_mcmc.results.diagnose import diagnose
 from householder_mcmc.results.diagnostics import nested_rhat
 from householder_mcmc.sampling.model import Model, constrained
 from householder_mcmc.sampling.numpyro import from_numpyro
+from householder_mcmc.sampling.numpyro_kernel import numpyro_kernel
 from householder_mcmc.sampling.pymc import from_pymc
 from householder_mcmc.sampling.result import Result, load, save
 from householder_mcmc.sampling.sample import Until, sample
@@ -99,6 +100,7 @@ __all__ = [
     "metric_core",
     "nested_rhat",
     "none",
+    "numpyro_kernel",
     "online_pca",
     "power_decay",
     "reflections",

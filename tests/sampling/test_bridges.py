@@ -150,6 +150,28 @@ def test_numpyro_has_the_posterior_of_its_own_nuts(by_nuts):
 
 
 @pytest.mark.slow
+def test_numpyro_runs_our_kernel(by_nuts):
+    """In its own MCMC, warm-up and draws apart: the same posterior, and the fields that it prints."""
+    numpyro = pytest.importorskip("numpyro")
+    kernel = hm.numpyro_kernel(schools)
+    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=1000, num_samples=4000, **options)
+    mcmc.warmup(jax.random.key(1), ERRORS, EFFECTS)
+    mcmc.run(jax.random.key(2), ERRORS, EFFECTS, extra_fields=("num_steps", "accept_prob"))
+    assert_same_means(with_log_tau(jax.tree.map(np.asarray, mcmc.get_samples(group_by_chain=True))), by_nuts)
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    assert fields["num_steps"].shape == (4, 4000) and np.all(fields["num_steps"] > 0)
+    assert 0.6 < fields["accept_prob"].mean() <= 1 and fields["diverging"].mean() < 0.05
+
+
+def test_numpyro_runs_our_kernel_on_chains_together():
+    numpyro = pytest.importorskip("numpyro")
+    mcmc = numpyro.infer.MCMC(hm.numpyro_kernel(schools), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match="num_chains of at least 2 and chain_method='vectorized'"):
+        mcmc.run(jax.random.key(0), ERRORS, EFFECTS)
+
+
+@pytest.mark.slow
 def test_pymc_has_the_same_posterior(by_nuts):
     pymc = pytest.importorskip("pymc")
     theirs = pymc_schools()
