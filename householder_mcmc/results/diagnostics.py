@@ -10,21 +10,24 @@ from scipy.stats import rankdata
 
 __all__ = ["MANY_CHAINS", "ess_and_rhat", "nested_rhat", "tail_ess", "warnings", "summarise"]
 
-# From so many chains on, ESS is that of the means of chains, and R-hat that of superchains: neither needs long chains.
-# The variance of 64 means is known to 18%.
+# Of so many chains, if they are shorter than this, ESS is that of the means of chains, and R-hat that of superchains:
+# neither needs long chains. The variance of 64 means is known to 18%. Plain R-hat and ESS need 100 effective draws of
+# each chain. They see more, such as chains that each stay in a mode of their own, so they judge where there are four
+# draws for each of the 100. (Four is chosen, without a source.)
 MANY_CHAINS = 64
+_LONG = 400
 
 # Vehtari, Gelman, Simpson, Carpenter & Buerkner (2021): trust no draws whose rank-normalised R-hat is larger, or whose
 # bulk or tail ESS is smaller than 400 in four chains, 100 for each. Below that ESS its own estimate is unreliable.
 _LARGEST_RHAT = 1.01
 _SMALLEST_ESS = 100
 
-# In all, where there are many chains: ESS is then not estimated from each of them.
+# In all, where there are many short chains: ESS is then not estimated from each of them.
 _SMALLEST_ESS_OF_MANY = 400
 
-# The share of many chains that may be stuck, or reject nearly all, before they are named; and draws below which none is
-# called stuck. (By chance one of 1000 good chains often is.) Chosen, without a source: in 1% of the chains a bias of 5
-# standard deviations moves the mean by 5% of one, which is its error with an ESS of 400.
+# The share of many short chains that may be stuck, or reject nearly all, before they are named; and draws below which
+# none is called stuck. (By chance one of 1000 good chains often is.) Chosen, without a source: in 1% of the chains a
+# bias of 5 standard deviations moves the mean by 5% of one, which is its error with an ESS of 400.
 _FEW = 0.01
 _FEWEST_DRAWS = 10
 
@@ -122,7 +125,7 @@ def warnings(draws, acceptance_rate, ess_bulk, rhat, label, superchains=None) ->
     probability of 10^-12, each ESS is near 4000, and the Pareto shape is 6 standard deviations below its limit.
     """
     num_chains, num_draws, _ = draws.shape
-    is_many, is_nested = num_chains >= MANY_CHAINS, _has_superchains(draws, superchains)
+    is_many, is_nested = _are_many_and_short(draws), _has_superchains(draws, superchains)
     if num_draws < 4 and not is_nested:
         return ["there are fewer than 4 draws of a chain: nothing can be said."]
     found, limit = [], _SMALLEST_ESS_OF_MANY if is_many else _SMALLEST_ESS * num_chains
@@ -196,10 +199,10 @@ def _distances(draws):
 def ess_and_rhat(draws, superchains=None):
     """Bulk ESS, ESS of the mean and R-hat, each (d,), of draws (num_chains, num_draws, d).
 
-    By ArviZ if installed, else by BlackJAX, which is slower. Of 64 chains and more the ESS is num_chains times the
-    variance of the draws over that of the chains' means, which holds however short chains are. It takes chains for
-    independent, which they are if they have forgotten their start. That is what R-hat judges; here it is `nested_rhat`,
-    if superchains (num_chains,) say which chains started at the same place.
+    By ArviZ if installed, else by BlackJAX, which is slower. Of 64 chains and more, with fewer than 400 draws each, the
+    ESS is num_chains times the variance of the draws over that of the chains' means, which holds however short chains
+    are. It takes chains for independent, which they are if they have forgotten their start. That is what R-hat judges;
+    here it is `nested_rhat`, if superchains (num_chains,) say which chains started at the same place.
 
     If a half of a chain is constant, the ESS is 0 and R-hat infinite. If that is so of every half, R-hat is NaN. R-hat
     of one chain is NaN. Of fewer than 4 draws all three are NaN, because their halves have no variance.
@@ -215,7 +218,7 @@ def ess_and_rhat(draws, superchains=None):
         lambda arviz, data: (arviz.ess(data), arviz.ess(data, method="mean"), arviz.rhat(data)),
         lambda x: (diagnostics.ess_bulk(x), diagnostics.effective_sample_size(x), diagnostics.rhat(x)),
     )
-    if len(draws) >= MANY_CHAINS:
+    if _are_many_and_short(draws):
         return _ess_of_means(_normal_scores(x)), _ess_of_means(x), rhat
     is_stuck = _is_stuck(draws)
     bulk, mean = (np.where(is_stuck.any(axis=0), 0.0, ess) for ess in (bulk, mean))
@@ -225,7 +228,7 @@ def ess_and_rhat(draws, superchains=None):
 
 def tail_ess(draws):
     """The smaller ESS of the 5% and 95% quantiles, (d,). NaN and 0, and many chains, as in `ess_and_rhat`."""
-    if len(draws) >= MANY_CHAINS:
+    if _are_many_and_short(draws):
         limits = np.quantile(draws, (0.05, 0.95), axis=(0, 1))
         return np.minimum(*(_ess_of_means((draws <= limit).astype(float)) for limit in limits))
     if draws.shape[1] < 4:
@@ -289,9 +292,13 @@ def _nested_rhat(x, labels):
         return np.sqrt(1 + between / within)
 
 
+def _are_many_and_short(draws):
+    return draws.shape[0] >= MANY_CHAINS and draws.shape[1] < _LONG
+
+
 def _has_superchains(draws, superchains):
-    """Whether nested R-hat is that of these draws: of many chains some share their start."""
-    return len(draws) >= MANY_CHAINS and superchains is not None and 1 < len(np.unique(superchains)) < len(draws)
+    """Whether nested R-hat is that of these draws: of many short chains some share their start."""
+    return _are_many_and_short(draws) and superchains is not None and 1 < len(np.unique(superchains)) < len(draws)
 
 
 def _normal_scores(x):
@@ -309,7 +316,7 @@ def _ess_of_means(x):
 def _stuck_chains(draws):
     """Chains of which a half is constant; of many, which may be short, the whole."""
     num_chains, num_draws, _ = draws.shape
-    if num_chains < MANY_CHAINS:
+    if not _are_many_and_short(draws):
         return np.flatnonzero(_is_stuck(draws).reshape(2, num_chains, -1).any(axis=(0, 2)))
     is_stuck = np.all(draws == draws[:, :1], axis=1).any(axis=1)
     return np.flatnonzero(is_stuck & (num_draws >= _FEWEST_DRAWS))

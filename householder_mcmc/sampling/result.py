@@ -117,8 +117,8 @@ class Result:
         """A table with a row for each number of each variable: print it, or read `result.summary()["theta[2]"].mean`.
 
         mean, sd, quantiles (5%, 50%, 95%), Monte Carlo standard error of the mean, ESS of the bulk and of the tails,
-        and R-hat. The last four are NaN of fewer than 4 draws. Of 64 chains and more they are as in
-        `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts.
+        and R-hat. The last four are NaN of fewer than 4 draws. Of 64 chains and more, with fewer than 400 draws each,
+        they are as in `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts.
         """
         if not self.num_draws:
             raise ValueError("there are no draws.")

@@ -325,3 +325,13 @@ def test_nested_rhat_is_its_definition(num_draws):
 def test_nested_rhat_needs_superchains(superchains):
     with pytest.raises(ValueError, match="at least two numbers for 12 chains"):
         hm.nested_rhat(np.ones((12, 5)), superchains)
+
+
+def test_long_chains_are_judged_by_themselves():
+    """Every other chain of each superchain in a mode of its own: nested R-hat is of means that agree, R-hat sees it."""
+    draws, superchains = short_chains(size=(64, 400, 1))
+    draws[::2] += 5
+    assert hm.nested_rhat(draws, superchains) < 1.1
+    bulk, _, rhat = diagnostics.ess_and_rhat(draws, superchains)
+    assert rhat > 1.5 and bulk < 200
+    assert diagnostics.ess_and_rhat(draws[:, :399], superchains)[2] < 1.1
