@@ -50,8 +50,10 @@ from householder_mcmc.preconditioners.maps import (
 from householder_mcmc.preconditioners.metric import to_metric
 from householder_mcmc.results.arviz import to_arviz
 from householder_mcmc.results.diagnose import diagnose
+from householder_mcmc.results.diagnostics import nested_rhat
 from householder_mcmc.sampling.model import Model, constrained
 from householder_mcmc.sampling.numpyro import from_numpyro
+from householder_mcmc.sampling.numpyro_kernel import numpyro_kernel
 from householder_mcmc.sampling.pymc import from_pymc
 from householder_mcmc.sampling.result import Result, load, save
 from householder_mcmc.sampling.sample import Until, sample
@@ -104,7 +106,9 @@ __all__ = [
     "load",
     "mala",
     "metric_core",
+    "nested_rhat",
     "none",
+    "numpyro_kernel",
     "online_pca",
     "power_decay",
     "reflections",

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-import householder_mcmc as hm
 from householder_mcmc.cli import report
 from householder_mcmc.cli.errors import UsageError, one_line
-from householder_mcmc.results import arviz
 
 __all__ = ["check_outputs", "check_writable", "default_output", "save_draws", "save_results"]
 
@@ -68,18 +66,17 @@ def _has_arviz():
     return True
 
 
-def save_draws(states, info, step_size, output):
+def save_draws(result, output):
     """Write the draws and return where, or None. If NetCDF fails they go to a `.npz` file beside it."""
 
     def write_netcdf(path):
-        hm.to_arviz(states, info, step_size=step_size).to_netcdf(str(path))
+        result.to_arviz().to_netcdf(str(path))
 
     if output.suffix == ".nc":
         if _try_to_write(output, write_netcdf):
             return output
         output = output.with_suffix(".npz")
-    draws: dict[str, Any] = arviz.named_draws(states.position)
-    return _write_somewhere(output, lambda path: np.savez(path, **draws))
+    return _write_somewhere(output, lambda path: np.savez(path, **result.draws))
 
 
 def save_results(arguments, summaries, spectra):

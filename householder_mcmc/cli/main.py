@@ -2,26 +2,21 @@
 
 import argparse
 import contextlib
-import runpy
 import sys
-import time
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import blackjax
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import householder_mcmc as hm
-from householder_mcmc.adaptation.samplers import SAMPLERS
-from householder_mcmc.cli import files, item_response, report
-from householder_mcmc.cli.errors import UsageError, one_line
-from householder_mcmc.mcmc.chains import ravel_chains, run_chains
-from householder_mcmc.results import arviz, diagnostics
+from householder_mcmc.cli import files, item_response, models, report
+from householder_mcmc.cli.cache import use_compilation_cache
+from householder_mcmc.cli.errors import UsageError
+from householder_mcmc.results import diagnostics
+from householder_mcmc.sampling.progress import Progress
 
 # Name of a scheme -> the scheme of a rank.
 SCHEMES = {
@@ -45,23 +40,32 @@ DEFAULT_RANK = 3
 # 1000 independent draws of a chain have ten times the ESS below which there is a warning. A draw takes one gradient by
 # MALA and about five by HMC with leapfrog steps, so MALA makes five times as many. (With a center HMC takes
 # fewer, about two on the posterior of the demo.)
-DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000)}
+DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000), "nuts": (2000, 1000)}
 
 
 def main(argv=None) -> int:
-    """Run the command line; return the exit code: 0, 1 if a result could be saved nowhere, or 2 on bad input."""
+    """Run the command line; return the exit code.
+
+    0; 1 if a result could be saved nowhere; 2 on bad input; 130 after Ctrl-C before the first draw. A later Ctrl-C ends
+    the run, and what there is is reported and saved.
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or argv[0] not in ("demo", "sample", "-h", "--help"):
+    if not argv or argv[0] not in ("demo", "sample", "-h", "--help", "--version"):
         argv = ["demo", *argv]
     arguments = _parser().parse_args(argv)
     num_warmup, num_draws = DEFAULT_LENGTHS[arguments.sampler]
     arguments.warmup, arguments.draws = arguments.warmup or num_warmup, arguments.draws or num_draws
+    use_compilation_cache()
     try:
         files.check_outputs(arguments)
-        are_saved = (_demo if arguments.command == "demo" else _sample)(arguments)
+        with jax.enable_x64(True) if arguments.x64 else contextlib.nullcontext():
+            are_saved = (_demo if arguments.command == "demo" else _sample)(arguments)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0 if are_saved else 1
 
 
@@ -70,12 +74,27 @@ def _parser():
         prog="householder_mcmc",
         description="Sample a posterior with a preconditioner learnt from the chains. Without a command: demo.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {hm.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="sample a real 501-dimensional posterior and compare schemes")
     sample = commands.add_parser("sample", help="sample your own model")
-    sample.add_argument("model", type=Path, help="Python file with logdensity(position) and initial_position")
+    sample.add_argument(
+        "model",
+        type=Path,
+        help="Python file with logdensity(position) and initial_position, or with `model`: an hm.Model, one of PyMC, "
+        "or one of NumPyro with `args` (a tuple) and `data` (a dict of keyword arguments)",
+    )
     sample.add_argument("--scheme", choices=SCHEMES, default="two_ended", help="default %(default)s")
     sample.add_argument("--output", type=Path, help="where to save the draws: .nc (needs ArviZ) or .npz")
+    sample.add_argument("--thin", type=_positive, default=1, help="transitions for each draw (default %(default)s)")
+    sample.add_argument(
+        "--until",
+        type=_until,
+        metavar="ESS[,RHAT]",
+        help="go on from --draws to ten times as many, until the smallest bulk ESS is at least ESS and the largest "
+        "R-hat at most RHAT (default 1.01)",
+    )
+    demo.set_defaults(thin=1, until=None)
     demo.add_argument("--rank", type=_positive, default=2, help="eigenvectors of `eigen` (default %(default)s)")
     sample.add_argument(
         "--rank",
@@ -86,11 +105,13 @@ def _parser():
         ", ".join(f"{lengths[i]} for {name}" for name, lengths in DEFAULT_LENGTHS.items()) for i in (0, 1)
     )
     for command in (demo, sample):
-        command.add_argument("--sampler", choices=SAMPLERS, default="hmc", help="what the chains run (default hmc)")
+        command.add_argument("--sampler", choices=DEFAULT_LENGTHS, default="hmc", help="what chains run (default hmc)")
+        command.add_argument("--target-accept", type=float, metavar="RATE", help="what the step size is tuned to")
         command.add_argument("--warmup", type=_positive, help=f"steps (default {of_warmup})")
         command.add_argument("--draws", type=_positive, help=f"per chain (default {of_draws})")
         command.add_argument("--chains", type=_positive, default=4, help="(default %(default)s)")
         command.add_argument("--seed", type=_seed, default=0, help="(default %(default)s)")
+        command.add_argument("--x64", action="store_true", help="run in double precision")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the diagnostics")
         command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw learnt spectrum and ESS")
     return parser
@@ -103,6 +124,11 @@ def _positive(text):
     return value
 
 
+def _until(text):
+    ess, _, rhat = text.partition(",")
+    return hm.Until(float(ess), float(rhat)) if rhat else hm.Until(float(ess))
+
+
 def _seed(text):
     value = int(text)
     if not 0 <= value < 2**32:
@@ -112,175 +138,95 @@ def _seed(text):
 
 def _demo(arguments):
     logdensity, initial_position, reference = item_response.load()
+    model = hm.Model(logdensity, initial_position)
     reference = [ravel_pytree(moment)[0] for moment in reference]
-    positions = _initial_positions(initial_position, arguments)
     ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": DEFAULT_RANKS["two_ended"]}
-    schemes = {name: _scheme(name, rank, logdensity, positions) for name, rank in ranks.items()}
-    summaries, spectra = {}, {}
-    for name, scheme in schemes.items():
-        _, summaries[name], spectra[name] = _run(name, scheme, logdensity, positions, arguments, reference)
+    results, summaries, spectra = {}, {}, {}
+    for name, rank in ranks.items():
+        results[name] = result = _run(name, SCHEMES[name](rank), model, arguments)
+        summaries[name], spectra[name] = _summarise(name, result, arguments, reference)
+        if result.num_draws < arguments.draws:  # Ctrl-C is about all of them
+            break
     dim = len(reference[0])
-    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, summaries)
+    _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, results, summaries)
     return files.save_results(arguments, summaries, spectra)
 
 
 def _sample(arguments):
-    logdensity, initial_position = _load_model(arguments.model)
-    positions = _initial_positions(initial_position, arguments)
+    model = models.load(arguments.model)
     output = arguments.output or files.default_output(arguments.model)
     files.check_writable("output", output)
-    _check_names(positions)
-    _check_logdensity(logdensity, positions, arguments.model)
     name = arguments.scheme
-    rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), ravel_chains(positions).shape[1])
+    rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), models.dimension(model))
     arguments.rank = None if name in WITHOUT_RANK else rank
-    scheme = _scheme(name, arguments.rank, logdensity, positions)
-    trace, summary, spectrum = _run(name, scheme, logdensity, positions, arguments)
+    result = _run(name, SCHEMES[name](rank), model, arguments)
     try:
-        _report(str(arguments.model), arguments, {name: summary})
+        summary, spectrum = _summarise(name, result, arguments)
+        _report(str(arguments.model), arguments, {name: result}, {name: summary})
+        print(f"\n{result.summary()}\n")
     finally:  # a closed pipe costs the report, not the draws
-        saved = files.save_draws(*trace, output)
+        saved = files.save_draws(result, output)
     are_written = files.save_results(arguments, {name: summary}, {name: spectrum})
     if saved:
         print(f"draws saved in {saved}")
     return are_written and saved is not None
 
 
-def _load_model(path):
-    """Log-density and initial position of a Python file. Raises UsageError if it does not define both."""
-    if not path.is_file():
-        raise UsageError(f"no such file: {path}")
-    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script: it may import its neighbours
+def _run(name, scheme, model, arguments):
+    """`hm.sample`. Raises UsageError on what it refuses, and KeyboardInterrupt if it ends before the first draw."""
     try:
-        model = runpy.run_path(str(path))
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} does not run: {one_line(error)}{_where(error, path)}") from error
-    if not callable(model.get("logdensity")):
-        raise UsageError(f"{path} must define a function logdensity(position).")
-    if "initial_position" not in model:
-        raise UsageError(f"{path} must define initial_position: a pytree, or a function of a random key.")
-    return model["logdensity"], model["initial_position"]
-
-
-def _initial_positions(initial_position, arguments) -> Any:
-    """Starting points with a leading chain axis.
-
-    A function of a random key is called once for each chain, with keys that follow from the seed. A pytree is copied.
-    """
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(arguments.seed), 1), arguments.chains)
-    if not callable(initial_position) and not jax.tree.leaves(initial_position):
-        raise UsageError("initial_position has no arrays.")
-    try:
-        if callable(initial_position):
-            return jax.vmap(initial_position)(keys)
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (arguments.chains, *jnp.shape(leaf))), initial_position)
-    except Exception as error:
-        where = _where(error, arguments.model) if arguments.command == "sample" else ""
-        raise UsageError(f"initial_position cannot be used: {one_line(error)}{where}") from error
-
-
-def _check_names(positions):
-    try:
-        names = arviz.names(positions)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if "file" in names:
-        raise UsageError("a parameter cannot be called 'file': NumPy's archives have no such name.")
-
-
-def _check_logdensity(logdensity, positions, path):
-    position = jax.tree.map(lambda leaf: leaf[0], positions)
-    try:
-        value = jax.eval_shape(logdensity, position)
-    except Exception as error:
-        text = f"logdensity fails at the initial position: {one_line(error)}{_where(error, path)}"
-        raise UsageError(text) from error
-    if getattr(value, "shape", None) != ():
-        raise UsageError(f"logdensity must return a scalar, got {value}.")
-
-
-def _where(error, path):
-    """The line of a user's model that an error came from: the last one in its file, or else in its folder."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
-    in_file = [frame for frame in frames if path.samefile(frame.filename)]
-    in_folder = [frame for frame in frames if path.parent.samefile(Path(frame.filename).parent)]
-    return "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (in_file or in_folder)[-1:])
-
-
-def _scheme(name, rank, logdensity, positions):
-    """The scheme of this name and rank. Raises UsageError if chains cannot start with it."""
-    try:
-        scheme = SCHEMES[name](rank)
-        hm.adaptive_mala.init(positions, logdensity, scheme, len(jax.tree.leaves(positions)[0]))
+        result = hm.sample(
+            model,
+            rng_key=arguments.seed,
+            num_chains=arguments.chains,
+            num_warmup=arguments.warmup,
+            num_draws=arguments.draws,
+            scheme=scheme,
+            sampler=arguments.sampler,
+            target_acceptance_rate=arguments.target_accept,
+            thin=arguments.thin,
+            until=arguments.until,
+            dtype="float64" if arguments.x64 else None,
+            progress=Progress(True, label=f"{name}: ", has_warnings=False),
+        )
     except (ValueError, TypeError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
-    return scheme
+        line = models.where(error, arguments.model) if arguments.command == "sample" else ""
+        raise UsageError(" ".join(str(error).split()) + line) from error
+    if not result.num_draws:
+        raise KeyboardInterrupt
+    return result
 
 
-def _run(name, scheme, logdensity, positions, arguments, reference=None):
-    """Warm up, freeze the map and sample.
-
-    Returns (states, infos, step size), leaves (num_draws, num_chains, ...); the summary of the draws; and the learnt
-    spectrum, None if no figure is asked for.
-    """
-    key_warmup, key_sample = jax.random.split(jax.random.key(arguments.seed))
-    with _progress(f"{name}: warm-up"):
-        start = time.perf_counter()
-        warmup = hm.warmup(logdensity, scheme, arguments.chains, sampler=arguments.sampler)
-        (state, parameters), warmup_info = warmup.run(key_warmup, positions, arguments.warmup)
-        jax.block_until_ready(state)
-        warmup_seconds = time.perf_counter() - start
-
-    sampler, preconditioner = SAMPLERS[arguments.sampler], parameters["inverse_mass_matrix"]
-    kernel = getattr(hm, arguments.sampler)(logdensity, **parameters)
-
-    def sample(rng_key, state):
-        def keep(state, info):
-            return state._replace(logdensity_grad=None), info
-
-        return run_chains(kernel.step, rng_key, state, arguments.draws, keep)[1]
-
-    with _progress(f"{name}: sampling"):
-        compiled = jax.jit(sample).lower(key_sample, state).compile()
-        start = time.perf_counter()
-        states, info = jax.block_until_ready(compiled(key_sample, state))
-        sampling_seconds = time.perf_counter() - start
-
-    draws, label = arviz.ravelled_draws(states.position)
+def _summarise(name, result, arguments, reference=None):
+    """The summary of the draws, and the learnt spectrum, None if no figure is asked for."""
+    infos, warmup_info, preconditioner = result.infos, result.warmup_info, result.parameters["inverse_mass_matrix"]
+    draws, label = result.columns()
+    num_gradients = np.asarray(result.plan.sampler.num_gradients(infos)).sum(dtype=np.int64)
+    if arguments.sampler == "mala":  # one for each transition, of which its infos have no count
+        num_gradients *= arguments.thin
     summary: dict[str, Any] = diagnostics.summarise(
         draws,
-        acceptance_rate=np.asarray(info.acceptance_rate).mean(axis=0),
-        num_nonfinite=info.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
-        num_gradients=np.asarray(sampler.num_gradients(info)).sum(dtype=np.int64),
+        acceptance_rate=infos.acceptance_rate.mean(axis=1),
+        num_nonfinite=infos.is_nonfinite.sum() + warmup_info.num_nonfinite.sum(),
+        num_gradients=num_gradients,
         num_warmup_gradients=np.asarray(warmup_info.num_gradients).sum(dtype=np.int64),
-        warmup_seconds=warmup_seconds,
-        sampling_seconds=sampling_seconds,
+        warmup_seconds=result.warmup_seconds,
+        sampling_seconds=result.sampling_seconds,
         reference=reference,
         label=label,
-    )
-    summary["warnings"] += hm.diagnose(
-        warmup_info, parameters, info, target_acceptance_rate=sampler.target_acceptance_rate
+        superchains=result.superchains,
+        trouble=result.warnings,
     )
     if name == "two_ended":
         summary |= {"rank": len(preconditioner.eigenvalues), "effective_rank": int(preconditioner.effective_rank())}
-    return (states, info, parameters["step_size"]), summary, report.spectrum(preconditioner) if arguments.plot else None
+    return summary, report.spectrum(preconditioner) if arguments.plot else None
 
 
-def _progress(label):
-    """A context with BlackJAX's progress bar, or without one if its extra is not installed."""
-    try:
-        import jaxtap  # noqa: F401
-        import tqdm  # noqa: F401
-    except ImportError:
-        print(f"{label} (pip install 'blackjax[progress]' for a progress bar)", file=sys.stderr)
-        return contextlib.nullcontext()
-    return blackjax.progress_bar(label=label)
-
-
-def _report(title, arguments, summaries):
+def _report(title, arguments, results, summaries):
     """Print the table, the warnings and the ranks."""
     print(f"\n{title}")
-    sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {arguments.draws} draws each"
+    num_draws = max(result.num_draws for result in results.values())
+    sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {num_draws} draws each"
     print(f"{sizes} of {arguments.sampler.upper()}, seed {arguments.seed}\n")
     print(report.table(summaries), flush=True)
     for name, summary in summaries.items():

@@ -32,6 +32,7 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -145,7 +146,8 @@ def two_ended(
     """
     rank = None if rank is None else require_integer("rank", rank)
     block_size = require_integer("block_size", block_size)
-    if is_concrete(forgetting) and not forgetting > 0 or is_concrete(negligible) and not negligible >= 1:
+    are_known = is_concrete(forgetting), is_concrete(negligible)
+    if are_known[0] and not np.asarray(forgetting) > 0 or are_known[1] and not np.asarray(negligible) >= 1:
         raise ValueError(f"forgetting must be positive and negligible at least 1, got {forgetting} and {negligible}.")
 
     return _two_ended(rank, block_size, forgetting, negligible)

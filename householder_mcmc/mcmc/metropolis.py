@@ -57,13 +57,14 @@ def require_state(state: Any, kind: type) -> None:
 
 def require_positive(step_size) -> None:
     """Raise ValueError unless a step size is one number and, if at hand, positive and finite."""
-    if np.shape(step_size) != () or is_concrete(step_size) and not 0 < step_size < np.inf:
+    # by NumPy, since within a jitted function JAX's comparisons of known arrays are traced
+    if np.shape(step_size) != () or is_concrete(step_size) and not 0 < np.asarray(step_size) < np.inf:
         raise ValueError(f"step_size must be a positive and finite number, got {step_size}.")
 
 
 def require_rate(target_acceptance_rate) -> None:
     """Raise ValueError if a target of the acceptance rate is at hand and not between 0 and 1."""
-    if is_concrete(target_acceptance_rate) and not 0 < target_acceptance_rate < 1:
+    if is_concrete(target_acceptance_rate) and not 0 < np.asarray(target_acceptance_rate) < 1:
         raise ValueError(f"target_acceptance_rate must be between 0 and 1, got {target_acceptance_rate}.")
 
 

@@ -50,11 +50,12 @@ class Draws(NamedTuple):
 class Plan(NamedTuple):
     """How chains are run.
 
-    sampler: its kernel. thin: transitions for a draw. names: of the variables to keep, None for all. block_size: most
-    draws of a block, None for as many as fit the memory.
+    sampler: its kernel. target_acceptance_rate: of the step size. thin: transitions for a draw. names: of the variables
+    to keep, None for all. block_size: most draws of a block, None for as many as fit the memory.
     """
 
     sampler: Sampler
+    target_acceptance_rate: float
     thin: int = 1
     names: tuple[str, ...] | None = None
     block_size: int | None = None
@@ -62,8 +63,8 @@ class Plan(NamedTuple):
 
 def draw_blocks(
     model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any, first: int, num_draws: int
-) -> Iterator[tuple[Any, Draws]]:
-    """Blocks of draws first, ..., first + num_draws - 1: the state of the chains after each, and its draws.
+) -> Iterator[tuple[Any, Draws, float]]:
+    """Blocks of draws first, ..., first + num_draws - 1: the state of the chains after each, its draws, its seconds.
 
     While the caller works with a block, the next one is computed.
     """
@@ -71,6 +72,8 @@ def draw_blocks(
     size = _fitting_size(model, plan, rng_key, parameters, state)
     run = _run(_both(model), plan.sampler, plan.thin, plan.names, size)
     size = min(size, plan.block_size or size)
+    if num_draws:  # a block of no draws takes as long as the compilation does, which is no time of draws
+        jax.block_until_ready(run(rng_key, parameters, state, np.uint32(first), np.int32(0)))
     num_begun, most, is_ready = 0, min(_FIRST, size), time.perf_counter()
 
     def begin(state):
@@ -85,8 +88,9 @@ def draw_blocks(
         block = begin(state) if num_begun < num_draws else None
         jax.block_until_ready(kept)
         begins, is_ready = max(begins, is_ready), time.perf_counter()
-        most = int(np.clip(_SECONDS * num / (is_ready - begins), 1, min(size, _GROWTH * num)))
-        yield state, _to_numpy(kept, num)
+        seconds = is_ready - begins
+        most = int(np.clip(_SECONDS * num / seconds, 1, min(size, _GROWTH * num)))
+        yield state, _to_numpy(kept, num), seconds
 
 
 def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any) -> Draws:

@@ -1,6 +1,5 @@
 """One call from a model to draws: starts, warm-up, frozen draws, and what they say."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.warmup import warmup
 from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.learners.two_ended import two_ended
+from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws, require_names
@@ -23,8 +23,8 @@ from householder_mcmc.sampling.interrupts import interrupts
 from householder_mcmc.sampling.model import Model, as_model
 from householder_mcmc.sampling.nuts import ALL_SAMPLERS
 from householder_mcmc.sampling.progress import Progress
-from householder_mcmc.sampling.result import Result, as_key, begin_folder, write_block
-from householder_mcmc.sampling.starts import find_starts
+from householder_mcmc.sampling.result import Result, as_key, begin_folder, in_precision_of, write_block
+from householder_mcmc.sampling.starts import find_starts, find_superchains
 
 __all__ = ["Until", "continue_run", "sample"]
 
@@ -59,11 +59,13 @@ def sample(
     num_draws: int = 1000,
     scheme: Scheme | None = None,
     sampler: str | Sampler = "hmc",
+    target_acceptance_rate: float | None = None,
     starts: Any = None,
     thin: int = 1,
     until: Until | None = None,
     store: str | Path | Sequence[str] | None = None,
-    progress: bool = True,
+    dtype: Any = None,
+    progress: bool | Progress = True,
     block_size: int | None = None,
 ) -> Result:
     """Sample a model: start chains apart, warm up, freeze the map, and draw.
@@ -84,7 +86,8 @@ def sample(
     rng_key
         A random key, or a seed.
     num_chains
-        Chains, which learn from each other.
+        Chains, which learn from each other. Of 64 and more several begin at each of 16 starts, so that
+        `hm.nested_rhat` can say of short chains whether they have forgotten their start; `starts` sets others.
     num_warmup
         Steps of the warm-up. By default it ends when it is done, see `hm.warmup`.
     num_draws
@@ -93,6 +96,8 @@ def sample(
         What is learnt, by default `hm.two_ended` of rank min(32, d).
     sampler
         "hmc", "mala", "nuts" (BlackJAX's, on our map), or a `Sampler`.
+    target_acceptance_rate
+        What the step size is tuned to, see `hm.warmup`. A higher one makes steps shorter.
     starts
         Positions with a leading chain axis, where `initial` would not say which it is.
     thin
@@ -103,8 +108,12 @@ def sample(
     store
         Names of the variables to keep; positions are not kept then. Or a new folder, to which all is written as it
         comes, a `.npy` file for each variable: draws that do not fit the memory are mapped from there.
+    dtype
+        "float32" or "float64", of positions. By default that of `initial`, as JAX has it. With float64 the run and its
+        `extend` are in double precision, whether JAX's x64 is on or not.
     progress
-        Show a bar with the step size, the number of divergences and R-hat, and in the end the warnings.
+        Show a bar with the step size, the number of divergences and R-hat, and in the end the warnings. Or a bar of
+        your own, with the methods of `sampling.progress.Progress`.
     block_size
         Most draws of a block, after which Python looks at the run, at most 1000. Draws do not depend on it.
 
@@ -118,8 +127,8 @@ def sample(
         If the model is neither, the log-density is not a floating point number, a position has other leaves than
         floating point arrays, or a number is no integer.
     ValueError
-        If there is no `initial`, or it may be one position or many; on an unknown sampler or variable, on numbers out
-        of range, on a folder that is not empty, and what `hm.warmup` refuses.
+        If there is no `initial`, or it may be one position or many; on an unknown sampler, variable or dtype, on
+        numbers out of range, on a folder that is not empty, and what `hm.warmup` refuses.
 
     Examples
     --------
@@ -134,43 +143,62 @@ def sample(
     """
     model, key = as_model(model), as_key(rng_key)
     num_chains, num_draws = require_integer("num_chains", num_chains), require_integer("num_draws", num_draws, least=0)
-    plan, folder = _plan(sampler, thin, store, block_size)
+    plan, folder = _plan(sampler, target_acceptance_rate, thin, store, block_size)
     _require_until(until, num_draws)
     if scheme is not None and not isinstance(scheme, Scheme):
         raise TypeError(f"scheme must be a Scheme, such as hm.two_ended(), got {scheme!r}.")
     key_starts, key_warmup, key_draws = jax.random.split(key, 3)
-    if isinstance(initial, AdaptiveState):
-        positions: Any = initial
-    else:
-        positions = find_starts(model, initial, starts, key_starts, num_chains)
-    require_names(model, plan.names, positions.position if isinstance(initial, AdaptiveState) else positions)
+    dtype = _as_dtype(dtype)
+    goes_on = isinstance(initial, AdaptiveState)
+    with in_precision_of(initial.position if goes_on else dtype):
+        begin = initial if goes_on else find_starts(model, initial, starts, key_starts, num_chains, dtype)
+        require_names(model, plan.names, initial.position if goes_on else begin)
 
-    bar = Progress(progress)
-    run = warmup(model.logdensity, scheme or two_ended(), num_chains, sampler=plan.sampler)
-    try:
-        bar.show("warming up")
-        (state, parameters), info = _wait(run.run(key_warmup, positions, num_warmup), bar)
-    except BaseException:
-        bar.end()
-        raise
-    empty = empty_draws(model, plan, key_draws, parameters, state)
-    result = Result(model, plan, key_draws, parameters, info, state, empty, folder=folder)
-    if folder is not None:
-        begin_folder(folder, result)
-    return _draw(result, num_draws, until, bar)
+        bar = progress if isinstance(progress, Progress) else Progress(progress)
+        begins = time.perf_counter()
+        run = warmup(
+            model.logdensity,
+            scheme or two_ended(),
+            num_chains,
+            sampler=plan.sampler,
+            target_acceptance_rate=plan.target_acceptance_rate,
+        )
+        try:
+            bar.show("warming up")
+            (state, parameters), info = _wait(run.run(key_warmup, begin, num_warmup), bar)
+        except BaseException:
+            bar.end()
+            raise
+        result = Result(
+            model=model,
+            plan=plan,
+            rng_key=key_draws,
+            parameters=parameters,
+            warmup_info=info,
+            state=state,
+            trace=empty_draws(model, plan, key_draws, parameters, state),
+            superchains=np.arange(num_chains) if goes_on else find_superchains(begin),
+            warmup_seconds=time.perf_counter() - begins,
+            folder=folder,
+        )
+        if folder is not None:
+            begin_folder(folder, result)
+        return _draw(result, num_draws, until, bar)
 
 
-def continue_run(result: Result, num_draws: int, until: Until | None, progress: bool) -> Result:
+def continue_run(result: Result, num_draws: int, until: Until | None, progress: bool | Progress) -> Result:
     """`Result.extend`."""
     num_draws = require_integer("num_draws", num_draws, least=0)
     _require_until(until, result.num_draws + num_draws)
-    return _draw(replace(result, notes=()), num_draws, until, Progress(progress))
+    bar = progress if isinstance(progress, Progress) else Progress(progress)
+    with in_precision_of(result.state.position):
+        return _draw(replace(result, notes=()), num_draws, until, bar)
 
 
 def _draw(result: Result, num_draws, until, bar):
     """The result with more draws: `num_draws`, or until there is enough, or Ctrl-C."""
     draws: list[Draws] = [result.trace]
-    state, notes, num_done = result.state, result.notes, result.num_draws
+    state, notes, num_done, seconds = result.state, result.notes, result.num_draws, result.sampling_seconds
     least = num_done + num_draws
     most = least if until is None else until.max_draws or 10 * least
     goal = least
@@ -190,9 +218,10 @@ def _draw(result: Result, num_draws, until, bar):
                 blocks = draw_blocks(
                     result.model, result.plan, result.rng_key, result.parameters, state, num_done, goal - num_done
                 )
-                for new_state, block in blocks:
+                for new_state, block, block_seconds in blocks:
+                    seconds += block_seconds
                     if folder is not None:
-                        write_block(folder, block, num_done, new_state, notes)
+                        write_block(folder, block, num_done, new_state, notes, seconds)
                     else:
                         draws.append(block)
                     state, num_done = new_state, num_done + len(block.logdensity)
@@ -207,18 +236,23 @@ def _draw(result: Result, num_draws, until, bar):
                         )
     except KeyboardInterrupt:
         notes = (*notes, f"the run was interrupted after {num_done} of {goal} draws.")
-    bar.end()
-    result = replace(result, state=state, trace=joined(), notes=notes)
-    if bar.is_shown:
-        for warning in result.warnings:
-            print(f"WARNING: {warning}", file=sys.stderr)
+    result = replace(result, state=state, trace=joined(), notes=notes, sampling_seconds=seconds)
+    bar.end(result)
     return result
 
 
 def _is_enough(result, until):
     x, _ = result.columns()
-    bulk, _, rhat = diagnostics.ess_and_rhat(x)
+    bulk, _, rhat = diagnostics.ess_and_rhat(x, result.superchains)
     return np.all(bulk >= until.ess) and (len(x) == 1 or np.all(rhat <= until.rhat))
+
+
+def _as_dtype(dtype):
+    """float32, float64 or None, of its name. Raises ValueError on another."""
+    for known in (None, np.dtype(np.float32), np.dtype(np.float64)):
+        if dtype is known or dtype is not None and known is not None and dtype in (known, known.name, known.type):
+            return known
+    raise ValueError(f"dtype must be float32 or float64, got {dtype!r}.")
 
 
 def _wait(results, bar):
@@ -231,7 +265,7 @@ def _wait(results, bar):
     return jax.block_until_ready(results)
 
 
-def _plan(sampler, thin, store, block_size):
+def _plan(sampler, target_acceptance_rate, thin, store, block_size):
     """How chains are run, and the folder that is written to. Raises as `sample`."""
     found = ALL_SAMPLERS.get(sampler, sampler) if isinstance(sampler, str) else sampler
     if not isinstance(found, Sampler):
@@ -247,7 +281,9 @@ def _plan(sampler, thin, store, block_size):
     folder = Path(store) if is_folder else None
     if folder is not None:
         Folder.require_new(folder)
-    return Plan(found, require_integer("thin", thin), names, block_size), folder
+    target = found.target_acceptance_rate if target_acceptance_rate is None else target_acceptance_rate
+    require_rate(target)
+    return Plan(found, float(target), require_integer("thin", thin), names, block_size), folder
 
 
 def _require_until(until, num_draws):

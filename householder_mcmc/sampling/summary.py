@@ -48,12 +48,15 @@ def _cell(field, value):
     return f"{value:>11{form}}"
 
 
-def summarise(draws: dict[str, np.ndarray]) -> Summary:
-    """The table of draws by name, (num_chains, num_draws, ...). Holds one variable in memory at a time."""
+def summarise(draws: dict[str, np.ndarray], superchains: np.ndarray) -> Summary:
+    """The table of draws by name, (num_chains, num_draws, ...). Holds one variable in memory at a time.
+
+    superchains: as for `diagnostics.ess_and_rhat`.
+    """
     table = Summary()
     for name, variable in draws.items():
         x = np.asarray(variable).reshape(*variable.shape[:2], -1).astype(np.float64)
-        bulk, ess, rhat = diagnostics.ess_and_rhat(x)
+        bulk, ess, rhat = diagnostics.ess_and_rhat(x, superchains)
         tail, sd = diagnostics.tail_ess(x), x.std(axis=(0, 1), ddof=1)
         mcse = np.where(sd == 0, 0.0, sd / np.sqrt(np.where(ess > 0, ess, np.nan)))
         columns = [x.mean(axis=(0, 1)), sd, *np.quantile(x, _QUANTILES, axis=(0, 1)), mcse, bulk, tail, rhat]

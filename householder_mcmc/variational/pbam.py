@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 from jax.scipy.linalg import cho_solve
@@ -116,7 +117,7 @@ def pbam(
 
 def _is_positive(option):
     """Whether it is positive, as far as can be known: a traced option passes."""
-    return not is_concrete(option) or bool(option > 0)
+    return not is_concrete(option) or bool(np.asarray(option) > 0)
 
 
 def batch_and_match(params: Any, batch: Batch, regularisation: Array) -> tuple[Array, LowRank]:

@@ -11,6 +11,8 @@ import householder_mcmc as hm
 from householder_mcmc.adaptation.warmup import WarmupInfo
 from householder_mcmc.cli import main as command_line
 from householder_mcmc.mcmc.hmc import HMCInfo, HMCState
+from householder_mcmc.sampling import blocks, sample
+from householder_mcmc.sampling.nuts import ALL_SAMPLERS
 
 MODEL = """
 import jax.numpy as jnp
@@ -30,6 +32,12 @@ def model(tmp_path):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch):
+    """The folder of whoever runs the tests is left alone."""
+    monkeypatch.setattr(command_line, "use_compilation_cache", lambda: None)
+
+
 @pytest.fixture
 def made_run(monkeypatch):
     """Of 2 chains: a warm-up and draws of which every number is known. Returns what the warm-up was last given.
@@ -45,13 +53,13 @@ def made_run(monkeypatch):
         seconds[0] += 1
         return seconds[0]
 
-    def warmup(logdensity, scheme, num_chains, sampler):
+    def warmup(logdensity, scheme, num_chains, **options):
         def run(rng_key, positions, num_steps):
             seconds[0] += 30
-            given.update(key=jax.random.key_data(rng_key), positions=positions)
+            given.update(key=jax.random.key_data(rng_key), positions=positions, **options)
             state = HMCState(positions, logdensity=jnp.array([0.0, 1.0]), logdensity_grad=None)  # the chain's number
             dim = sum(leaf[0].size for leaf in jax.tree.leaves(positions))
-            parameters = {"step_size": 1.0, "inverse_mass_matrix": hm.Diagonal(jnp.ones(dim))}
+            parameters = {"step_size": jnp.array(1.0), "inverse_mass_matrix": hm.Diagonal(jnp.ones(dim))}
             info = WarmupInfo(
                 acceptance_rate=jnp.array([0.5, 0.5]),
                 num_nonfinite=jnp.array([2, 0]),
@@ -69,22 +77,20 @@ def made_run(monkeypatch):
 
         return SimpleNamespace(run=run)
 
-    def kernel(logdensity, step_size, inverse_mass_matrix):
-        def step(rng_key, state):
-            is_second, (x, unravel) = state.logdensity == 1, ravel_pytree(state.position)
-            x = jax.random.normal(rng_key, x.shape) + 5 * is_second * (jnp.arange(x.size) == 2)
-            return state._replace(position=unravel(x)), HMCInfo(
-                acceptance_rate=jnp.where(is_second, 0.1, 0.9),
-                is_accepted=~is_second,
-                is_nonfinite=is_second,
-                is_divergent=is_second,
-                num_integration_steps=jnp.array(3),
-                energy=jnp.array(0.0),
-            )
+    def kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix):
+        is_second, (x, unravel) = state.logdensity == 1, ravel_pytree(state.position)
+        x = jax.random.normal(rng_key, x.shape) + 5 * is_second * (jnp.arange(x.size) == 2)
+        return state._replace(position=unravel(x)), HMCInfo(
+            acceptance_rate=jnp.where(is_second, 0.1, 0.9),
+            is_accepted=~is_second,
+            is_nonfinite=is_second,
+            is_divergent=is_second,
+            num_integration_steps=jnp.array(3),
+            energy=jnp.array(0.0),
+        )
 
-        return SimpleNamespace(step=step)
-
-    monkeypatch.setattr(hm, "warmup", warmup)
-    monkeypatch.setattr(hm, "hmc", kernel)
-    monkeypatch.setattr(command_line, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(sample, "warmup", warmup)
+    monkeypatch.setitem(ALL_SAMPLERS, "hmc", ALL_SAMPLERS["hmc"]._replace(kernel=kernel))
+    for module in (sample, blocks):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=perf_counter, sleep=lambda seconds: None))
     return given

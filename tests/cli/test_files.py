@@ -22,7 +22,7 @@ def test_what_netcdf_refuses_is_saved_in_its_place(tmp_path, model, capsys, monk
             Path(path).write_text("in part")
             raise OSError("no such name")
 
-    monkeypatch.setattr(hm, "to_arviz", lambda *args, **kwargs: Refused())
+    monkeypatch.setattr(hm.Result, "to_arviz", lambda result: Refused())
     assert command_line.main(["sample", model, *MADE]) == 0
     assert "no such name" in capsys.readouterr().err
     assert (tmp_path / "model.npz").exists() and not (tmp_path / "model.nc").exists()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import householder_mcmc as hm
 from householder_mcmc.mcmc.mala import MALAState
 from householder_mcmc.mcmc.metropolis import accept_or_reject, is_finite, require_finite, require_positive, require_rate
 
@@ -120,3 +121,13 @@ def test_good_numbers_and_traced_ones_pass():
     jax.jit(lambda x: (require_positive(x), require_rate(x), x)[2])(jnp.asarray(-1.0))
     with pytest.raises(ValueError, match="step_size must be a positive and finite number"):
         jax.jit(lambda x: (require_positive(x), x)[1])(jnp.ones(1))  # its shape is known
+
+
+def test_numbers_that_are_known_are_read_where_others_are_traced():
+    """As the parameters of a warm-up in a jitted loop, whose comparisons JAX would trace."""
+    good, bad = jnp.asarray(0.5), jnp.asarray(-1.0)
+    jax.jit(lambda x: (require_positive(good), require_rate(good), x)[2])(0.0)
+    for check in (require_positive, require_rate):
+        with pytest.raises(ValueError, match="must be"):
+            jax.jit(lambda x, check=check: (check(bad), x)[1])(0.0)
+    jax.jit(lambda x: (hm.two_ended(2, forgetting=good), hm.variational.pbam(patch_tolerance=good), x)[2])(0.0)

@@ -245,3 +245,93 @@ def test_command_line_prints_warnings(tmp_path, capsys, distance):
         assert not printed
     else:
         assert "R-hat" in printed[0] and "bulk ESS" in printed[1]
+
+
+def short_chains(offset=0.0, scale=0.0, size=(1000, 20, 3)):
+    """AR(1) of correlation 0.8 and variance 1, from equilibrium, of 16 superchains.
+
+    offset, scale: standard deviation of the means, and of the logarithms of the widths, of superchains in the first
+    parameter.
+    """
+    rng = np.random.default_rng(0)
+    superchains = np.arange(size[0]) * 16 // size[0]
+    x = np.empty(size)
+    x[:, 0] = rng.normal(size=x[:, 0].shape)
+    for i in range(1, size[1]):
+        x[:, i] = 0.8 * x[:, i - 1] + 0.6 * rng.normal(size=x[:, 0].shape)
+    widths, means = np.exp(scale * rng.normal(size=16)), offset * rng.normal(size=16)
+    x[..., 0] = x[..., 0] * widths[superchains, None] + means[superchains, None]
+    return x, superchains
+
+
+def test_many_short_chains_in_equilibrium_are_good():
+    """Plain R-hat asks for 100 effective draws of each chain, of which these have 3. The ESS is known.
+
+    The mean of n draws has the variance (n + 2 sum_k (n - k) 0.8^k) / n^2. That of 1000 chains is known to 4.5%; the
+    largest of three errors is within 4 standard deviations.
+    """
+    draws, superchains = short_chains()
+    bulk, mean, rhat = diagnostics.ess_and_rhat(draws, superchains)
+    lags = np.arange(1, 20)
+    expected = 1000 / ((20 + 2 * np.sum((20 - lags) * 0.8**lags)) / 400)
+    np.testing.assert_allclose(mean, expected, rtol=0.18)
+    np.testing.assert_allclose(bulk, expected, rtol=0.18)
+    assert np.all(rhat < 1.01) and np.all(diagnostics.tail_ess(draws) > 1000)
+    assert diagnostics.warnings(draws, np.full(1000, 0.5), bulk, rhat, str, superchains) == []
+    bulk, _, plain = diagnostics.ess_and_rhat(draws)  # starts that are not known
+    (text,) = diagnostics.warnings(draws, np.full(1000, 0.5), bulk, plain, str)
+    assert np.all(plain > 1.05) and "or have fewer than 100 effective draws each" in text
+
+
+@pytest.mark.parametrize("difference", [{"offset": 0.3}, {"scale": 0.3}], ids=str)
+def test_many_short_chains_that_remember_their_start_are_not(difference):
+    draws, superchains = short_chains(**difference)
+    bulk, _, rhat = diagnostics.ess_and_rhat(draws, superchains)
+    assert rhat[0] > 1.01 > rhat[1:].max()
+    (text,) = diagnostics.warnings(draws, 0.5, bulk, rhat, "number {}".format, superchains)
+    assert text.startswith(f"nested R-hat is {rhat[0]:.3f} (number 0), above 1.01: chains remember their start")
+
+
+def test_a_few_of_many_chains_may_be_stuck():
+    draws, superchains = short_chains()
+    for num_stuck, is_named in ((10, False), (11, True)):
+        draws[:num_stuck] = draws[:num_stuck, :1]
+        bulk, _, rhat = diagnostics.ess_and_rhat(draws, superchains)
+        text = " ".join(diagnostics.warnings(draws, 0.5, bulk, rhat, str, superchains))
+        assert ("did not move" in text) == is_named and np.all(bulk > 2000)
+
+
+@pytest.mark.parametrize("num_draws", [1, 5])
+def test_nested_rhat_is_its_definition(num_draws):
+    """By loops, of normal scores as they are: equation (5) of Margossian et al. for 3 superchains of 4 chains."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 4, num_draws)) + rng.normal(size=(3, 1, 1))
+    means = x.mean(axis=2)
+    between = np.var(means.mean(axis=1), ddof=1)
+    within = [
+        np.var(means[k], ddof=1) + (np.var(x[k], axis=1, ddof=1).mean() if num_draws > 1 else 0) for k in range(3)
+    ]
+    order = rng.permutation(12)
+    labels = np.repeat([7, 2, 5], 4)
+    found = diagnostics._nested_rhat(
+        x.reshape(12, num_draws, 1)[order], np.unique(labels[order], return_inverse=True)[1]
+    )
+    np.testing.assert_allclose(found, np.sqrt(1 + between / np.mean(within)))
+    assert hm.nested_rhat(np.ones((12, num_draws, 2, 3)), labels).shape == (2, 3)
+    assert np.all(np.isnan(hm.nested_rhat(np.ones((12, num_draws)), labels)))
+
+
+@pytest.mark.parametrize("superchains", [np.zeros(12, int), np.arange(4)], ids=str)
+def test_nested_rhat_needs_superchains(superchains):
+    with pytest.raises(ValueError, match="at least two numbers for 12 chains"):
+        hm.nested_rhat(np.ones((12, 5)), superchains)
+
+
+def test_long_chains_are_judged_by_themselves():
+    """Every other chain of each superchain in a mode of its own: nested R-hat is of means that agree, R-hat sees it."""
+    draws, superchains = short_chains(size=(64, 400, 1))
+    draws[::2] += 5
+    assert hm.nested_rhat(draws, superchains) < 1.1
+    bulk, _, rhat = diagnostics.ess_and_rhat(draws, superchains)
+    assert rhat > 1.5 and bulk < 200
+    assert diagnostics.ess_and_rhat(draws[:, :399], superchains)[2] < 1.1

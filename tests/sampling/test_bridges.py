@@ -150,6 +150,28 @@ def test_numpyro_has_the_posterior_of_its_own_nuts(by_nuts):
 
 
 @pytest.mark.slow
+def test_numpyro_runs_our_kernel(by_nuts):
+    """In its own MCMC, warm-up and draws apart: the same posterior, and the fields that it prints."""
+    numpyro = pytest.importorskip("numpyro")
+    kernel = hm.numpyro_kernel(schools)
+    options = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=1000, num_samples=4000, **options)
+    mcmc.warmup(jax.random.key(1), ERRORS, EFFECTS)
+    mcmc.run(jax.random.key(2), ERRORS, EFFECTS, extra_fields=("num_steps", "accept_prob"))
+    assert_same_means(with_log_tau(jax.tree.map(np.asarray, mcmc.get_samples(group_by_chain=True))), by_nuts)
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    assert fields["num_steps"].shape == (4, 4000) and np.all(fields["num_steps"] > 0)
+    assert 0.6 < fields["accept_prob"].mean() <= 1 and fields["diverging"].mean() < 0.05
+
+
+def test_numpyro_runs_our_kernel_on_chains_together():
+    numpyro = pytest.importorskip("numpyro")
+    mcmc = numpyro.infer.MCMC(hm.numpyro_kernel(schools), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match="num_chains of at least 2 and chain_method='vectorized'"):
+        mcmc.run(jax.random.key(0), ERRORS, EFFECTS)
+
+
+@pytest.mark.slow
 def test_pymc_has_the_same_posterior(by_nuts):
     pymc = pytest.importorskip("pymc")
     theirs = pymc_schools()
@@ -159,3 +181,71 @@ def test_pymc_has_the_same_posterior(by_nuts):
     assert list(trace["posterior"]["theta"].coords["school"].values) == list("ABCDEFGH")
     predicted = pymc.sample_posterior_predictive(trace, theirs, progressbar=False)
     assert predicted["posterior_predictive"]["effect"].shape == (4, 4000, 8)
+
+
+def radon(group, floor, y):
+    """Levels of 85 groups of unequal size, and a slope."""
+    from numpyro import plate, sample
+    from numpyro.distributions import HalfNormal, Normal
+
+    mu, slope = sample("mu", Normal(0, 5)), sample("slope", Normal(0, 5))
+    tau, sigma = sample("tau", HalfNormal(1)), sample("sigma", HalfNormal(1))
+    with plate("group", 85):
+        z = sample("z", Normal(0, 1))
+    sample("y", Normal(mu + tau * z[group] + slope * floor, sigma), obs=y)
+
+
+def radon_data():
+    rng = np.random.default_rng(0)
+    group = rng.choice(85, size=900, p=rng.dirichlet(np.ones(85)))
+    floor = rng.integers(2, size=900)
+    return group, floor, 1.5 + 0.3 * rng.normal(size=85)[group] - 0.7 * floor + 0.7 * rng.normal(size=900)
+
+
+def logistic(x, y):
+    """Weights with a scale that is unknown and positive."""
+    from numpyro import sample
+    from numpyro.distributions import Bernoulli, HalfNormal, Normal
+
+    scale = sample("scale", HalfNormal(1))
+    weights = sample("weights", Normal(0, scale).expand([x.shape[1]]).to_event(1))
+    sample("y", Bernoulli(logits=x @ weights), obs=y)
+
+
+def logistic_data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)) @ (np.eye(5) + 0.5)
+    return x, (rng.random(200) < 1 / (1 + np.exp(-x @ [1.0, -1, 0.5, 0, 0.2]))).astype(np.int32)
+
+
+def logistic_by_hand(x, y):
+    """The same in JAX alone, of the scale itself."""
+
+    def logdensity(position):
+        scale, weights = position["scale"], position["weights"]
+        prior = -0.5 * scale**2 - 0.5 * jnp.sum((weights / scale) ** 2) - 5 * jnp.log(scale)
+        logits = jnp.asarray(x, weights.dtype) @ weights
+        return prior + jnp.sum(y * logits - jnp.logaddexp(0, logits))
+
+    return hm.constrained(logdensity, {"scale": "positive"}, {"scale": 1.0, "weights": np.zeros(5)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["radon", "logistic"])
+def test_posteriors_are_those_of_numpyros_nuts(name):
+    numpyro = pytest.importorskip("numpyro")
+    model, data = {"radon": (radon, radon_data()), "logistic": (logistic, logistic_data())}[name]
+    ours = hm.from_numpyro(radon, *data) if name == "radon" else logistic_by_hand(*data)
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(model),
+        num_warmup=500,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), *data)
+    theirs = jax.tree.map(np.asarray, mcmc.get_samples(group_by_chain=True))
+    draws = hm.sample(ours, num_draws=1500, progress=False).draws
+    assert draws.keys() == theirs.keys()
+    assert_same_means(draws, theirs)

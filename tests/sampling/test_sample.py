@@ -1,5 +1,6 @@
 """The call from a model to draws: starts, blocks, interrupts, resumed runs and streams."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling import sample as sample_module
+from householder_mcmc.sampling.blocks import Draws
 from householder_mcmc.sampling.interrupts import interrupts
-from householder_mcmc.sampling.starts import find_starts
+from householder_mcmc.sampling.progress import Progress
+from householder_mcmc.sampling.starts import find_starts, find_superchains
 
 NUM_CHAINS = 3
 
@@ -205,12 +208,12 @@ def test_a_stream_that_is_cut_off_has_whole_blocks(result, tmp_path, monkeypatch
     """Killed between the files of a block and the state after it: as though the block had not come."""
     write = sample_module.write_block
 
-    def cut_off(folder, draws, first, state, notes):
-        write(folder, draws, first, state, notes)
+    def cut_off(folder, draws, first, *others):
+        write(folder, draws, first, *others)
         if first >= 9:
             monkeypatch.setattr(sample_module, "write_block", torn)
 
-    def torn(folder, draws, first, state, notes):
+    def torn(folder, draws, first, *others):
         sample_module.Folder(folder).write(draws, first)
         raise MemoryError
 
@@ -319,6 +322,8 @@ def test_positions_of_chains():
         ({"store": 3}, TypeError, "store must be names of variables, or a folder"),
         ({"store": []}, TypeError, "store must be names of variables, or a folder"),
         ({"store": ["sigma"]}, ValueError, r"store has \['sigma'\], .* there are \['mu', 'tau', 'x'\]"),
+        ({"dtype": "float16"}, ValueError, "dtype must be float32 or float64, got 'float16'"),
+        ({"target_acceptance_rate": 1.5}, ValueError, "target_acceptance_rate must be between 0 and 1"),
         ({"starts": jnp.zeros(3), "initial": jnp.zeros(3)}, ValueError, "not both"),
     ],
 )
@@ -348,6 +353,31 @@ def test_bar_and_warnings_are_shown(capsys):
     assert lines[0].startswith("[####################] 30/30 draws, step size ")
     assert "0 divergent, R-hat " in lines[0]
     assert any(line.startswith("WARNING: bulk ESS is ") and "(x[" in line for line in lines)
+
+
+def test_warnings_that_take_long_are_not_waited_for(result, capsys):
+    """60 draws of 12 numbers are judged within a share of any run's time, but not of no time."""
+    bar = Progress(True)
+    bar.show("x")
+    bar.end(result)
+    said = capsys.readouterr().err
+    assert "not judged yet, which takes about 0 s: result.warnings" in said and "WARNING" not in said
+    bar.begins -= 60
+    bar.end(result)
+    assert "WARNING: bulk ESS is " in capsys.readouterr().err
+
+
+def test_the_bar_knows_rhat():
+    """Of blocks of different sizes, thinned, the R-hat of all draws without splits and ranks, to its own error."""
+    x = np.random.default_rng(0).normal(size=(4000, 3, 2)) + 0.3 * np.arange(3)[:, None] * np.array([0, 1])
+    x += np.linspace(0, 5, 4000)[:, None, None] * (1 + 0.2 * np.arange(3))[:, None]  # means of blocks differ
+    bar = Progress(True)
+    for first, last in ((0, 4), (4, 36), (36, 1000), (1000, 4000)):
+        block = Draws(x[first:last], np.zeros((last - first, 3)), None, {})
+        bar.follow(block, last, 4000, 0.1)
+    between, within = x.mean(axis=0).var(axis=0, ddof=1), x.var(axis=0, ddof=1).mean(axis=0)
+    shown = float(re.search(r"R-hat ([\d.]+)", bar.text)[1])
+    assert shown == pytest.approx(np.sqrt(1 + np.max(between / within)), abs=0.01)
 
 
 def test_summary(result):
@@ -408,3 +438,43 @@ def test_an_interrupt_is_remembered_and_a_second_one_raises_at_once():
     with interrupts() as check:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_many_chains_start_together():
+    """64 chains at 16 places, whose nested R-hat judges 30 draws of each; and starts that are the user's."""
+    starts = np.asarray(find_starts(hm.Model(lambda x: -0.5 * x @ x, np.zeros(2)), None, None, jax.random.key(0), 64))
+    assert len(np.unique(starts, axis=0)) == 16
+    many = run(30, num_chains=64)
+    np.testing.assert_array_equal(many.superchains, np.repeat(np.arange(16), 4))
+    assert not [text for text in many.warnings if "R-hat" in text or "ESS" in text]
+    expected = hm.nested_rhat(many.draws["x"], many.superchains)
+    assert [many.summary()[f"x[{i}]"].rhat for i in range(2)] == expected.tolist()
+    assert expected.max() < 1.02 and many.summary()["mu"].ess_bulk > 500
+    alone = {name: leaf + np.arange(64.0).reshape(-1, *[1] * np.ndim(leaf)) for name, leaf in MODEL.initial.items()}
+    assert len(np.unique(find_superchains(alone))) == 64
+
+
+@pytest.mark.slow
+def test_float64_needs_no_setting(tmp_path):
+    """The digits of log-densities that float32 does not have, in a run, and in one that goes on from a file."""
+    whole, short = run(30, dtype="float64"), run(20, dtype=np.float64)
+    assert not jax.config.jax_enable_x64
+    assert {draws.dtype for draws in whole.draws.values()} == {np.dtype(np.float64)}
+    position = jax.tree.map(lambda leaf: leaf[2, 5], whole.positions)
+    x, mu = position["x"], position["mu"]
+    by_hand = -0.5 * ((mu - 2) ** 2 + x[0] ** 2 + x[1] ** 2 / 4 + position["log_tau"][0] ** 2 / 0.25)
+    assert abs(whole.logdensity[2, 5] - by_hand) < 1e-13
+    hm.save(tmp_path / "run.npz", short)
+    assert_equal(hm.load(tmp_path / "run.npz", MODEL).extend(10, progress=False), whole)
+    assert whole.warnings is not None and whole.log_likelihood()["y"].dtype == np.float64
+    with jax.enable_x64(True):
+        assert run(5, dtype="float32").draws["mu"].dtype == np.float32
+
+
+def test_seconds_are_those_of_warm_up_and_draws(result, tmp_path):
+    longer = result.extend(40, progress=False)
+    assert longer.warmup_seconds == result.warmup_seconds > 0
+    assert longer.sampling_seconds > result.sampling_seconds > 0
+    run(23, store=tmp_path)
+    assert hm.load(tmp_path).sampling_seconds > 0

@@ -1,5 +1,6 @@
 """Results on disk: what is written is read, and nothing else is made from a file."""
 
+import dataclasses
 import json
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import householder_mcmc as hm
+from householder_mcmc.adaptation.samplers import SAMPLERS
 from householder_mcmc.sampling.files import Folder, read_tree, write_tree
 
 
@@ -106,3 +108,13 @@ def test_a_folder_grows(tmp_path, shape):
         np.testing.assert_array_equal(found["a/b"]["c"], rows[:last])
     assert folder.read({"a/b": {"c": rows[:1]}}, 0)["a/b"]["c"].shape == (0, *shape)
     assert [file.name for file in tmp_path.iterdir()] == ["a%2Fb.c.npy"]
+
+
+def test_a_sampler_of_ones_own_is_given_again(result, tmp_path):
+    """It is not saved, as functions are not."""
+    sampler = SAMPLERS["hmc"]._replace(target_acceptance_rate=0.7)
+    own = dataclasses.replace(result, plan=result.plan._replace(sampler=sampler))
+    hm.save(tmp_path / "run.npz", own)
+    with pytest.raises(ValueError, match=r"a sampler of its own: hm.load\(path, model, sampler\)"):
+        hm.load(tmp_path / "run.npz")
+    assert hm.load(tmp_path / "run.npz", sampler=sampler).plan == own.plan
