@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from householder_mcmc.adaptation.samplers import Sampler
-from householder_mcmc.mcmc.chains import step_chains
+from householder_mcmc.mcmc.chains import gathered, step_chains
 from householder_mcmc.results import arviz
 from householder_mcmc.sampling.model import Model
 from householder_mcmc.sharing import program
@@ -85,7 +85,9 @@ def draw_blocks(
         block = begin(state) if num_begun < num_draws else None
         jax.block_until_ready(kept)
         begins, is_ready = max(begins, is_ready), time.perf_counter()
-        most = int(np.clip(_SECONDS * num / (is_ready - begins), 1, min(size, _GROWTH * num)))
+        wanted, most = _SECONDS * num / (is_ready - begins), min(size, _GROWTH * num)
+        if jax.process_count() == 1:  # processes must make equal blocks, and their clocks differ
+            most = int(np.clip(wanted, 1, most))
         yield state, _to_numpy(kept, num)
 
 
@@ -97,7 +99,7 @@ def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], s
 
 def _to_numpy(kept, num):
     # copies, because a view would hold all of the block in memory
-    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:num]), kept)
+    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:num]), gathered(kept))
 
 
 def _fitting_size(model, plan, rng_key, parameters, state):
@@ -156,8 +158,7 @@ def _draw(both, sampler, thin, names, parameters, state, key):
     logdensity_fn, constrain = both()
 
     def transition(state, key):
-        kernel: Callable = lambda key, chain: sampler.kernel(key, chain, logdensity_fn, **parameters)  # noqa: E731
-        state, info = step_chains(kernel, key, state)
+        state, info = step_chains(partial(sampler.kernel, **parameters), key, state, logdensity_fn)
         return state, _numbers(info, state.logdensity.shape)
 
     if thin == 1:

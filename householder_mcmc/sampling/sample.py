@@ -15,6 +15,7 @@ from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.warmup import warmup
 from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.learners.two_ended import two_ended
+from householder_mcmc.mcmc.chains import gathered
 from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling.blocks import Draws, Plan, draw_blocks, empty_draws, require_names
@@ -153,6 +154,7 @@ def sample(
     except BaseException:
         bar.end()
         raise
+    info = gathered(info._replace(last_state=None))._replace(last_state=info.last_state)
     empty = empty_draws(model, plan, key_draws, parameters, state)
     result = Result(model, plan, key_draws, parameters, info, state, empty, folder=folder)
     if folder is not None:
