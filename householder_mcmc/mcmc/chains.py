@@ -21,10 +21,10 @@ def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Cal
     and each leaves the target invariant: draws of different chains are uncorrelated in equilibrium, as with times of
     their own. Source: Hoffman, Radul & Sountsov (2021), who share them for the same reason.
     """
-    keys = jax.random.split(rng_key, num_chains + 1)
     if "time_key" in inspect.signature(kernel).parameters:
-        kernel = partial(kernel, time_key=keys[-1])
-    return kernel, keys[:-1]
+        # not the last of a longer split: where chains are sharded, that would be sent between devices
+        kernel = partial(kernel, time_key=jax.random.fold_in(rng_key, num_chains))
+    return kernel, jax.random.split(rng_key, num_chains)
 
 
 def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple[Any, Any]:
