@@ -31,6 +31,7 @@ from householder_mcmc.mcmc.chains import step_chains
 from householder_mcmc.preconditioners import reflections
 
 NUM_RUNS = 7
+NUM_GRADIENTS = 4  # of an HMC transition
 _WORD = 4  # bytes of a float32
 _COPIED = 2**26  # numbers
 _MOVED = 2e7 if jax.default_backend() == "cpu" else 2e9  # numbers, by all steps of one program
@@ -148,6 +149,12 @@ def of_size(dim: int, rank: int, chains: int) -> Iterator[Case]:
     through_map = 3 * (2 * rank + 1) * dim  # one product with L, two with L^T
     yield case("MALA step", "BlackJAX's", make=functools.partial(_blackjax_mala, dim, chains), words=moved)
     yield case("MALA step", "compact", make=functools.partial(_mala, dim, rank, chains), words=moved + through_map)
+    plain = NUM_GRADIENTS * 6 * chains * dim  # positions, gradients and momenta
+    whitened = plain + NUM_GRADIENTS * 2 * (2 * rank + 1) * dim  # a product with L and one with L^T for each
+    yield case("HMC transition", "BlackJAX's", make=functools.partial(_blackjax_hmc, dim, chains), words=plain)
+    for form, is_exact in {"leapfrog": False, "exact": True}.items():
+        make = functools.partial(_hmc, dim, rank, chains, is_exact)
+        yield case("HMC transition", form, make=make, words=whitened)
     learner = (chains + 4) * dim  # positions read, mean and variances read and written
     eigen = through_map + 4 * rank * dim  # eigenvectors read three times and written once
     schemes = {
@@ -229,6 +236,27 @@ def _mala(dim, rank, chains):
 
     preconditioner = hm.Householder(reflections.compact(_eigenvectors(dim, rank)), jnp.ones(dim))
     return *_keyed(transition, _start(dim, chains, hm.mala.init)), preconditioner
+
+
+def _blackjax_hmc(dim, chains):
+    kernel = blackjax.hmc(_gaussian, 0.1, jnp.ones(dim), NUM_GRADIENTS)
+
+    def transition(key, state, _):
+        return step_chains(kernel.step, key, state)[0]
+
+    return *_keyed(transition, _start(dim, chains, blackjax.hmc.init)), ()
+
+
+def _hmc(dim, rank, chains, is_exact):
+    """Frozen, with as many steps as BlackJAX's: they are so short that a quarter period has more."""
+    kernel = functools.partial(hm.hmc.build_kernel(), max_integration_steps=NUM_GRADIENTS)
+    center = jnp.zeros(dim) if is_exact else None
+
+    def transition(key, state, preconditioner):
+        return step_chains(kernel, key, state, _gaussian, 0.1, preconditioner, center)[0]
+
+    preconditioner = hm.Householder(reflections.compact(_eigenvectors(dim, rank)), jnp.ones(dim))
+    return *_keyed(transition, _start(dim, chains, hm.hmc.init)), preconditioner
 
 
 def _adapting(scheme, dim, chains):

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from functools import partial
 from math import prod
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-if sys.argv[1:2] == ["join"] and sys.argv[3] != "1":  # before BlackJAX is imported, which computes something
+if (
+    sys.argv[1:2] in (["join"], ["sample"]) and sys.argv[3] != "1"
+):  # before BlackJAX is imported, which computes something
     jax.distributed.initialize(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 
 import householder_mcmc as hm  # noqa: E402
+from householder_mcmc.mcmc.chains import step_chains  # noqa: E402
 
 DIM, RANK, NUM_CHAINS, NUM_STEPS = 16384, 5, 16, 40
 SCHEMES = {
@@ -81,10 +85,15 @@ def shard(axis, *names):
         return float(np.max(np.abs(a - b)) / (np.max(np.abs(a)) or 1))
 
     by_hmc = [warm_up(SCHEMES[names[0]], positions, "hmc") for positions in (one, many)]
+    (hmc_state, hmc_parameters), _ = by_hmc[1]
+    key = jax.device_put(jax.random.key(3), NamedSharding(mesh, PartitionSpec()))
+    trajectories = jax.jit(partial(step_chains, hm.hmc(logdensity, **hmc_parameters).step)).lower(key, hmc_state)
 
     return {
         "adaptive": adaptive,
         "frozen": collectives(frozen.as_text()),
+        "frozen HMC": collectives(trajectories.compile().as_text()),
+        "solves a Gaussian": bool(jnp.all(jnp.isfinite(hmc_parameters.get("center", jnp.nan)))),
         "error": max(jax.tree.leaves(jax.tree.map(error, expected, found))),
         "error of HMC": max(jax.tree.leaves(jax.tree.map(error, *by_hmc))),
         "acceptance": float(info.acceptance_rate.mean()),
@@ -115,5 +124,23 @@ def join(address, count, index):
     }
 
 
+def sample(address, count, index):
+    """`hm.sample` of 4 chains that are spread over the processes: all draws, in each of them."""
+    del address
+    mesh = jax.make_mesh((int(count),), ("chains",), axis_types=(jax.sharding.AxisType.Auto,))
+    mine = np.split(starts(4, 6), int(count))[int(index)]
+    positions = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("chains")), mine)
+    result = hm.sample(
+        logdensity, starts=positions, num_warmup=60, num_draws=50, scheme=hm.two_ended(2), progress=False
+    )
+    result = result.extend(10, progress=False)
+    return {
+        "chains here": sum(shard.data.shape[0] for shard in result.state.position.addressable_shards),
+        "draws": result.draws["x"].tolist(),
+        "step_size": float(result.parameters["step_size"]),
+        "warnings": result.warnings,
+    }
+
+
 if __name__ == "__main__":
-    print(json.dumps({"shard": shard, "join": join}[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps({"shard": shard, "join": join, "sample": sample}[sys.argv[1]](*sys.argv[2:])))

@@ -13,6 +13,8 @@ from on_devices import DIM, NUM_CHAINS, RANK
 
 pytestmark = pytest.mark.slow
 
+NOTHING = {"always": [], "at times": []}
+
 
 def start(*arguments, num_devices=1):
     quick_to_compile = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -38,6 +40,12 @@ def check_same_numbers(found):
     assert 0.1 < found["acceptance"] and found["distance"] > 0.1
 
 
+def check_trajectories_along_the_dimension(collectives):
+    """O(rank chains) numbers where a trajectory begins, with a center or without, and as many at each step."""
+    for when in ("always", "at times"):
+        assert RANK * NUM_CHAINS < sum(sizes(collectives[when])) < 6 * (RANK + 1) * NUM_CHAINS
+
+
 def test_sharded_dimension():
     """A step sends O(rank chains + rank^2) numbers, and no array of size d but, at times, to a QR factorisation.
 
@@ -54,14 +62,18 @@ def test_sharded_dimension():
         at_times = [size for size, operation in collectives["at times"] if "qr" not in operation]
         assert sum(at_times) < 2 * small
     assert RANK * NUM_CHAINS < sum(sizes(found["frozen"]["always"])) < 6 * small and not found["frozen"]["at times"]
+    check_trajectories_along_the_dimension(found["frozen HMC"])
 
 
 def test_sharded_chains():
-    """Frozen chains send nothing. Learning ones send sums over the chains: O(rank d) numbers, however many chains."""
+    """Frozen chains send nothing, not even whether a trajectory has ended, since they share its time.
+
+    Learning ones send sums over the chains: O(rank d) numbers, however many chains.
+    """
     found = result(start("shard", "chains", "eigen_latest", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
-    assert found["frozen"] == {"always": [], "at times": []}
+    assert found["frozen"] == found["frozen HMC"] == NOTHING
     learning = found["adaptive"]["eigen_latest"]
     assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM
     assert sum(sizes(learning["at times"])) <= DIM  # the mean of the chains, where the learner starts anew
@@ -73,24 +85,42 @@ def test_two_ended_on_many_devices(axis):
     """With d sharded, a block of ten steps sends products of its rows; with chains sharded, its draws and scores."""
     found = result(start("shard", axis, "two_ended", num_devices=8))
     check_same_numbers(found)
+    assert found["solves a Gaussian"]
     collectives = found["adaptive"]["two_ended"]
     always, at_times = sum(sizes(collectives["always"])), sum(sizes(collectives["at times"]))
     if axis == "dim":
         assert RANK * NUM_CHAINS < always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS)
         assert RANK**2 < at_times < 1.5 * (RANK + 64) ** 2
+        check_trajectories_along_the_dimension(found["frozen HMC"])
     else:  # the position of a good chain and its score; draws and scores of ten steps
         assert DIM < always < 2.1 * DIM and NUM_CHAINS * DIM < at_times < 1.01 * (2 * 10 * NUM_CHAINS * DIM)
-        assert found["frozen"] == {"always": [], "at times": []}
+        assert found["frozen"] == found["frozen HMC"] == NOTHING
 
 
-def test_two_processes_learn_one_map():
+def alone_and_together(function):
+    """The results of one process, and of each of two that share the work."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    alone = result(start("join", address, 1, 0))
-    first, second = map(result, [start("join", address, 2, index) for index in range(2)])
+    alone = result(start(function, address, 1, 0))
+    return alone, *map(result, [start(function, address, 2, index) for index in range(2)])
+
+
+def test_two_processes_learn_one_map():
+    alone, first, second = alone_and_together("join")
     assert first == second
     assert (first.pop("devices"), first.pop("chains here")) == (2, 2)
     assert (alone.pop("devices"), alone.pop("chains here")) == (1, 4)
     for name, value in alone.items():
         np.testing.assert_allclose(first[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_two_processes_share_one_run():
+    """Each has two of the four chains, and all draws in the end: those of one process, but for rounding."""
+    alone, first, second = alone_and_together("sample")
+    assert first == second
+    assert (first.pop("chains here"), alone.pop("chains here")) == (2, 4)
+    assert first.pop("warnings") == alone.pop("warnings")
+    assert np.shape(first["draws"]) == (4, 60, 6)
+    for name, value in alone.items():
+        np.testing.assert_allclose(first[name], value, rtol=1e-6, atol=1e-6)

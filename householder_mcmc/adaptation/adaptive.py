@@ -19,7 +19,7 @@ from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.step_size import StepSize, search_move, start_search, weigh
 from householder_mcmc.learners.scheme import Scheme, only_if
 from householder_mcmc.mcmc import mala
-from householder_mcmc.mcmc.chains import ravel_chains
+from householder_mcmc.mcmc.chains import ravel_chains, share_time
 from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.mcmc.metropolis import is_finite, require_finite
 from householder_mcmc.preconditioners.checks import require_chains, require_integer
@@ -188,12 +188,13 @@ def build_kernel(
         if "center" in learnt:
             longest = jnp.where(is_known(learnt["center"]), cast(float, sampler.longest_sigma), math.inf)
 
+        shared_kernel, keys = share_time(sampler.kernel, rng_key, len(state.levels))
+
         def transition(rng_key, chain, log_factor, is_behind):
             step_size = sampler.step_size(jnp.exp(state.log_sigma + log_factor))
             given = _without_center(learnt, is_behind)
-            return sampler.kernel(rng_key, chain, logdensity_fn, step_size, *given.values())
+            return shared_kernel(rng_key, chain, logdensity_fn, step_size, *given.values())
 
-        keys = jax.random.split(rng_key, len(state.levels))
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors, state.lag.num_steps > 0)
 
         # 2. Who is behind, and whether it is worth waiting for.

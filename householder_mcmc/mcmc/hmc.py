@@ -12,7 +12,7 @@ product for a trajectory.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,18 @@ class HMCInfo(NamedTuple):
     energy: Array
 
 
+class _Step(Protocol):
+    """(rng_key, state, time_key=None) -> (state, info)."""
+
+    def __call__(
+        self, rng_key: PRNGKey, state: ChainState, time_key: PRNGKey | None = None
+    ) -> tuple[ChainState, HMCInfo]: ...
+
+
+class _HMC(Algorithm[ChainState, HMCInfo]):
+    step: _Step  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
 def init(position: ArrayLikeTree, logdensity_fn: Callable) -> HMCState:
     """The state at a position (any pytree of floating point arrays). Raises as `mala.init`."""
     return HMCState(*mala.init(position, logdensity_fn))
@@ -78,19 +90,21 @@ def build_kernel() -> Callable:
         inverse_mass_matrix,
         center: ArrayLikeTree | None = None,
         max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
+        time_key: PRNGKey | None = None,
     ) -> tuple[HMCState, HMCInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `hmc`.
 
         max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
+        time_key: of the time of the trajectory, None to draw it with `rng_key`. See `hmc`.
         Raises TypeError on a state of another sampler, and what `integrator.whiten` raises.
         """
         require_state(state, HMCState)
-        key_time, key = jax.random.split(rng_key)
+        own_time_key, key = jax.random.split(rng_key)
         key_momentum, key_accept = jax.random.split(key)
         x, unravel = ravel_pytree(state.position)
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
-        time = jax.random.uniform(key_time, (), x.dtype, _SHORTEST, _LONGEST)
+        time = jax.random.uniform(own_time_key if time_key is None else time_key, (), x.dtype, _SHORTEST, _LONGEST)
         most = jnp.asarray(max_integration_steps, x.dtype)
         if center is None:
             start, frequency, num_steps = 0.0, 0.0, jnp.round(time / step_size)
@@ -138,12 +152,15 @@ def build_kernel() -> Callable:
 
 def as_top_level_api(
     logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix, center: ArrayLikeTree | None = None
-) -> Algorithm[ChainState, HMCInfo]:
+) -> _HMC:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
     Against `mala` it needs fewer gradients for an effective draw the better the target is whitened, since it does not
-    walk at random; against `blackjax.nuts` it spends none on finding where a trajectory turns. Chains under `vmap` step
-    until the longest of their trajectories ends.
+    walk at random; against `blackjax.nuts` it spends none on finding where a trajectory turns.
+
+    Chains under `vmap` step until the longest of their trajectories ends. None waits for another if they share a
+    `time_key`, of which the time of their trajectories is drawn: `hm.sample` and warm-ups do that. Given the times the
+    chains are independent, and each leaves the target invariant.
 
     Parameters
     ----------
@@ -174,10 +191,14 @@ def as_top_level_api(
 
         (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = hm.hmc(logdensity_fn, **parameters)
-        state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
+        key_chains, time_key = jax.random.split(rng_key)
+        state, info = jax.vmap(kernel.step, (0, 0, None))(jax.random.split(key_chains, 4), state, time_key)
     """
     require_positive(step_size)
-    algorithm: Any = build_sampling_algorithm(
-        build_kernel(), init, logdensity_fn, kernel_args=(step_size, as_preconditioner(inverse_mass_matrix), center)
-    )
+    kernel, kernel_args = build_kernel(), (step_size, as_preconditioner(inverse_mass_matrix), center)
+
+    def step(rng_key, state, time_key=None):
+        return kernel(rng_key, state, logdensity_fn, *kernel_args, time_key=time_key)
+
+    algorithm: Any = build_sampling_algorithm(kernel, init, logdensity_fn)._replace(step=step)
     return algorithm

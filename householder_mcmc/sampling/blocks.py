@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from householder_mcmc.adaptation.samplers import Sampler
-from householder_mcmc.mcmc.chains import step_chains
+from householder_mcmc.mcmc.chains import gathered, step_chains
+from householder_mcmc.preconditioners.maps import LowRank
 from householder_mcmc.results import arviz
 from householder_mcmc.sampling.model import Model
 from householder_mcmc.sharing import program
@@ -32,6 +33,9 @@ _FIRST, _GROWTH = 4, 8
 # A block has no more draws, and no more bytes, where two blocks are held at once.
 _MOST_DRAWS = 1000
 _MOST_BYTES = 2**26
+
+# The rank of the frozen map is a multiple of it, so that runs of one model share a compiled program. Chosen.
+_MULTIPLE = 8
 
 
 class Draws(NamedTuple):
@@ -68,6 +72,7 @@ def draw_blocks(
 
     While the caller works with a block, the next one is computed.
     """
+    parameters = _compressed(parameters)
     # The program is the same whatever the block size is, so that its draws are, bit for bit.
     size = _fitting_size(model, plan, rng_key, parameters, state)
     run = _run(_both(model), plan.sampler, plan.thin, plan.names, size)
@@ -88,8 +93,9 @@ def draw_blocks(
         block = begin(state) if num_begun < num_draws else None
         jax.block_until_ready(kept)
         begins, is_ready = max(begins, is_ready), time.perf_counter()
-        seconds = is_ready - begins
-        most = int(np.clip(_SECONDS * num / seconds, 1, min(size, _GROWTH * num)))
+        seconds, most = is_ready - begins, min(size, _GROWTH * num)
+        if jax.process_count() == 1:  # processes must make equal blocks, and their clocks differ
+            most = int(np.clip(_SECONDS * num / seconds, 1, most))
         yield state, _to_numpy(kept, num), seconds
 
 
@@ -99,9 +105,17 @@ def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], s
     return jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes)
 
 
+def _compressed(parameters):
+    """Parameters with the directions of the map that are used, so that sampling costs O(effective rank d)."""
+    preconditioner = parameters["inverse_mass_matrix"]
+    if not isinstance(preconditioner, LowRank):
+        return parameters
+    return {**parameters, "inverse_mass_matrix": preconditioner.compress(_MULTIPLE)}
+
+
 def _to_numpy(kept, num):
     # copies, because a view would hold all of the block in memory
-    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:num]), kept)
+    return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:num]), gathered(kept))
 
 
 def _fitting_size(model, plan, rng_key, parameters, state):
@@ -160,8 +174,7 @@ def _draw(both, sampler, thin, names, parameters, state, key):
     logdensity_fn, constrain = both()
 
     def transition(state, key):
-        kernel: Callable = lambda key, chain: sampler.kernel(key, chain, logdensity_fn, **parameters)  # noqa: E731
-        state, info = step_chains(kernel, key, state)
+        state, info = step_chains(partial(sampler.kernel, **parameters), key, state, logdensity_fn)
         return state, _numbers(info, state.logdensity.shape)
 
     if thin == 1:

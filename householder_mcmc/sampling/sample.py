@@ -14,6 +14,7 @@ from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.warmup import warmup
 from householder_mcmc.learners.scheme import Scheme
 from householder_mcmc.learners.two_ended import two_ended
+from householder_mcmc.mcmc.chains import gathered
 from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.preconditioners.checks import require_integer
 from householder_mcmc.results import diagnostics
@@ -169,6 +170,7 @@ def sample(
         except BaseException:
             bar.end()
             raise
+        info = gathered(info._replace(last_state=None))._replace(last_state=info.last_state)
         result = Result(
             model=model,
             plan=plan,
@@ -177,7 +179,7 @@ def sample(
             warmup_info=info,
             state=state,
             trace=empty_draws(model, plan, key_draws, parameters, state),
-            superchains=np.arange(num_chains) if goes_on else find_superchains(begin),
+            superchains=np.arange(num_chains) if goes_on else find_superchains(gathered(begin)),
             warmup_seconds=time.perf_counter() - begins,
             folder=folder,
         )

@@ -49,7 +49,22 @@ def test_time_runs_out():
     assert len(scaling.run(scaling.of_size(20, 2, 3), seconds=-1)) == 0
 
 
-def test_gpu_checks():
-    errors = on_gpu.precision(3, 40)
-    assert max(errors) < 1e-5
-    assert on_gpu.throughput(None, 5, 10) > 0
+def test_on_gpu_at_its_smallest_size(tmp_path, monkeypatch, capsys):
+    """On a CPU all checks hold. One that fails ends the program, and is in the file all the same."""
+    monkeypatch.setattr(scaling, "_COPIED", 2**16)
+    monkeypatch.setattr(scaling, "NUM_RUNS", 1)
+    on_gpu.main(["--smallest", "--out", str(tmp_path)])
+    assert "FAILS" not in capsys.readouterr().out
+    (checks,), (times,) = ([*tmp_path.glob(f"{jax.devices()[0].device_kind}{end}.csv")] for end in ("-checks", ""))
+    with checks.open() as file:
+        assert {row["holds"] for row in csv.DictReader(file)} == {"True"}
+    with times.open() as file:
+        found = {(row["operation"], row["form"]) for row in csv.DictReader(file)}
+    assert {("hm.sample", "two_ended"), ("HMC transition", "exact"), ("adaptive step", "two_ended")} <= found
+
+    monkeypatch.setattr(on_gpu, "precision", lambda rank, dim: [on_gpu.Check("a", 2, 1), on_gpu.Check("b", 1, 1)])
+    monkeypatch.setattr(on_gpu, "exactness", lambda dim: [on_gpu.Check("c", np.nan, 1)])
+    with pytest.raises(SystemExit, match="failed: a; c$"):
+        on_gpu.main(["--smallest", "--out", str(tmp_path), "--seconds", "-1"])
+    with checks.open() as file:
+        assert [row["holds"] for row in csv.DictReader(file)] == ["False", "True", "False"]

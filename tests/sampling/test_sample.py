@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import householder_mcmc as hm
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling import sample as sample_module
-from householder_mcmc.sampling.blocks import Draws
+from householder_mcmc.sampling.blocks import Draws, draw_blocks
 from householder_mcmc.sampling.interrupts import interrupts
 from householder_mcmc.sampling.progress import Progress
 from householder_mcmc.sampling.starts import find_starts, find_superchains
@@ -95,6 +95,15 @@ def test_moments(sampler):
 def test_draws_do_not_depend_on_blocks(result):
     for block_size in (1, 7, 200):
         assert_equal(result, run(block_size=block_size))
+
+
+def test_no_chain_waits_for_a_longer_trajectory(result):
+    """All chains make equally many steps in a transition, in the warm-up too, where none was behind."""
+    assert not result.warmup_info.is_behind.any() and np.ptp(result.warmup_info.num_gradients) == 0
+    shorter = result.parameters | {"step_size": jnp.full_like(result.parameters["step_size"], 0.3)}
+    block = next(draw_blocks(result.model, result.plan, result.rng_key, shorter, result.state, 0, 4))
+    steps = block[1].infos.num_integration_steps
+    assert np.all(steps == steps[:, :1]) and np.ptp(steps) > 0
 
 
 @pytest.mark.parametrize("thin", [1, 2])
