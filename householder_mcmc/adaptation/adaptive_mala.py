@@ -70,7 +70,7 @@ def as_top_level_api(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         sampler = hm.adaptive_mala(logdensity_fn, hm.eigen(rank=3), num_chains=4)
         state = sampler.init(positions)  # leaves (4, ...)

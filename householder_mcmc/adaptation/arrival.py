@@ -154,7 +154,7 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         positions, arrival = hm.arrive(logdensity_fn, positions)
         (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)

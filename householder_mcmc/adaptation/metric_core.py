@@ -56,7 +56,7 @@ def metric_core(scheme: Scheme | int | None = None, *, initial: Any = None) -> M
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         warmup = blackjax.staged_adaptation(blackjax.nuts, logdensity_fn, metric=hm.metric_core())
         (state, parameters), info = warmup.run(rng_key, position, num_steps=1000)

@@ -179,7 +179,7 @@ def warmup(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         (state, parameters), info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = hm.hmc(logdensity_fn, **parameters)
@@ -188,7 +188,7 @@ def warmup(
     Warm-ups with equal arguments share one compiled program. The arrays that `logdensity_fn` reads are compiled into
     it, so other data compile another. For many data sets of one shape make the data an argument; this compiles once:
 
-    .. code::
+    .. code-block:: python
 
         def run(rng_key, positions, data):
             return hm.warmup(model(data), hm.two_ended()).run(rng_key, positions)

@@ -187,7 +187,7 @@ def as_top_level_api(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = hm.hmc(logdensity_fn, **parameters)

@@ -63,7 +63,7 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         (state, parameters), _ = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = blackjax.nuts(logdensity_fn, **hm.for_blackjax(parameters))

@@ -155,7 +155,7 @@ def as_top_level_api(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         kernel = hm.mala(logdensity_fn, step_size=0.1, inverse_mass_matrix=variances)
         state = kernel.init(position)

@@ -60,7 +60,7 @@ def diagnose(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         (state, parameters), warmup_info = hm.warmup(logdensity_fn, hm.two_ended()).run(rng_key, positions)
         kernel = hm.hmc(logdensity_fn, **parameters)

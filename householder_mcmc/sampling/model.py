@@ -23,7 +23,7 @@ class Model(NamedTuple):
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         model = hm.Model(
             lambda p: -0.5 * p["log_sigma"] ** 2,
@@ -92,7 +92,7 @@ def constrained(logdensity: Callable, constraints: Any, initial: Any = None, *, 
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         def logdensity(position):  # of the scale itself
             return -0.5 * position["sigma"] ** 2

@@ -34,7 +34,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Model:
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         def eight_schools(sigma, y):
             mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))

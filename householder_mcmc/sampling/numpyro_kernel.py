@@ -60,7 +60,7 @@ def numpyro_kernel(model: Callable, scheme: Scheme | None = None, target_accepta
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         kernel = hm.numpyro_kernel(model)
         mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, num_chains=4, chain_method="vectorized")

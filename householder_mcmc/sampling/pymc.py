@@ -34,7 +34,7 @@ def from_pymc(model: Any = None) -> Model:
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         with pymc.Model(coords={"school": names}) as model:
             mu, tau = pymc.Normal("mu", 0, 5), pymc.HalfCauchy("tau", 5)

@@ -258,7 +258,7 @@ def load(path: str | Path, model: Any = None, sampler: Sampler | None = None) ->
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         hm.save("run.npz", result)
         longer = hm.load("run.npz", model).extend(1000)

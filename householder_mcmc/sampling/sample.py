@@ -133,7 +133,7 @@ def sample(
 
     Examples
     --------
-    .. code::
+    .. code-block:: python
 
         result = hm.sample(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros(20))
         print(result.summary())
