@@ -192,16 +192,17 @@ def _two_ended(rank, block_size, forgetting, negligible):
         is_first, is_early = state.block_start == 0, state.block_start < 2 * block_size
 
         # 1. Centre the block by chain.
-        is_new = jnp.arange(state.block.shape[1]) < num_steps
+        is_new, num_chains = jnp.arange(state.block.shape[1]) < num_steps, state.block.shape[2]
         block_mean = jnp.sum(jnp.where(is_new[:, None, None], state.block, 0), axis=1) / num_steps
         mean = (1 - weight) * state.mean + weight * block_mean  # of the first block exactly
-        block = tuple(_normalise(part, num_steps * mean.shape[1]) for part in _centre(state.block, mean))
+        is_counted, root = jnp.tile(is_new, num_chains)[:, None], jnp.sqrt((num_steps * num_chains).astype(dtype))
+        block = tuple(jnp.where(is_counted, part / root, 0) for part in _centre(state.block, mean))  # Gram: a mean
 
         # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two
         # maps differ too much for what is measured along one to hold for the next.)
         old_map = _corrected(state.preconditioner, state.corrections)
         is_whole = state.past.shape[1] == state.past.shape[2]
-        rows = block if is_whole else tuple(map(_fold, block))
+        rows = block if is_whole else tuple(_fold(part, num_chains) for part in block)
         energies, totals = _energies(state.preconditioner, rows)
         errors = state.corrections + weight * (_log_errors(state.preconditioner, energies, totals) - state.corrections)
         corrections = jnp.where(is_early, 0, errors)
@@ -342,25 +343,33 @@ def _first_rows(rows, new):
 def _centre(block, mean):
     """Draws and scores (n, d) of a block (2, steps, num_chains, d) about the means (2, num_chains, d).
 
+    The rows are those of the first chain, then those of the second: where chains are sharded each device has its own.
+
     Scores that do not vary are zero, without their rounding.
     """
-    draws, scores = (part - of[None] for part, of in zip(block, mean, strict=True))
-    rounding = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(mean[1])[None]
+    block = jnp.swapaxes(block, 1, 2)
+    draws, scores = (part - of[:, None] for part, of in zip(block, mean, strict=True))
+    rounding = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(mean[1])[:, None]
     scores = jnp.where(jnp.abs(scores) > rounding, scores, 0)
     return draws.reshape(-1, mean.shape[2]), scores.reshape(-1, mean.shape[2])
 
 
-def _normalise(rows, num):
-    """The first `num` rows over the root of their number, so that Gram matrices are means; the others are zeros."""
-    is_counted = jnp.arange(len(rows)) < num
-    return jnp.where(is_counted[:, None], rows / jnp.sqrt(num.astype(rows.dtype)), 0)
+def _fold(rows, num_chains):
+    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d), the chains' one by one.
+
+    Draws of different chains are summed, which are independent.
+    """
+    if len(rows) > _MOST_ROWS:
+        num_steps = len(rows) // num_chains
+        by_chain = rows.reshape(num_chains, -1)
+        rows = _sum_in_groups(by_chain, max(_MOST_ROWS // num_steps, 1)).reshape(-1, rows.shape[1])
+    return rows if len(rows) <= _MOST_ROWS else _sum_in_groups(rows, _MOST_ROWS)
 
 
-def _fold(rows):
-    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d)."""
-    group = -(-rows.shape[0] // _MOST_ROWS)
-    padded = jnp.pad(rows, ((0, -rows.shape[0] % group), (0, 0)))  # draws of a group are about independent
-    return jnp.sum(padded.reshape(-1, group, rows.shape[1]), axis=1)
+def _sum_in_groups(rows, num):
+    """Sums of rows i, i + num, i + 2 num, ... for i < num. As a product: of sharded chains only the sums are sent."""
+    is_member = jnp.arange(len(rows))[None] % num == jnp.arange(num)[:, None]
+    return dot(is_member.astype(rows.dtype), rows)
 
 
 def _squares(rows):

@@ -227,7 +227,7 @@ def test_rounding_about_a_mean_is_no_variance_of_scores(dtype):
     units = np.array([[0, 4, -4, 7, -7], [32, -32, 0, 64, 4]])[:, :, None] * eps  # two chains, five steps
     values = jnp.asarray(1024 * (1 + units), dtype).transpose(1, 0, 2)
     draws, scores = _centre(jnp.stack([values, values]), jnp.full((2, 2, 1), 1024, dtype))
-    expected = 1024 * eps * np.array([0, 32, 4, -32, -4, 0, 7, 64, -7, 4])  # a unit below 1024 is half of one above
+    expected = 1024 * eps * np.array([0, 4, -4, 7, -7, 32, -32, 0, 64, 4])  # a unit below 1024 is half of one above
     np.testing.assert_allclose(draws[:, 0], expected, rtol=0, atol=0)
     np.testing.assert_array_equal(scores[:, 0], np.where(np.abs(expected) > 8 * 1024 * eps, expected, 0))
 
@@ -330,6 +330,20 @@ def test_all_directions_against_a_dense_twin(dtype):
     expected = root @ (vectors * np.sqrt(values)) @ vectors.T @ root.T
     learnt = state.preconditioner.to_dense()  # without the corrections of its eigenvalues
     np.testing.assert_allclose(learnt @ learnt.T, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+
+
+def test_what_is_left_of_a_longer_block_does_not_count():
+    """After 100 steps blocks have 20; one that follows a restart has 10, beside ten that are not finite."""
+    draws, scores = (x[:, :, :5] for x in draws_and_scores(covariance(), 15))
+    scheme = hm.two_ended()
+    state = learn(scheme, draws[:100], scores[:100])
+    for x, h in zip(jnp.full_like(draws[:20], jnp.inf), scores[:20], strict=True):
+        state = scheme.update(state, x, h)
+    state = scheme.start_anew(state, draws[0])
+    new = learn(scheme, draws[:10], scores[:10])
+    for x, h in zip(draws[:10], scores[:10], strict=True):
+        state = scheme.update(state, x, h)
+    np.testing.assert_array_equal(state.past, new.past)
 
 
 def test_how_much_a_linear_function_explains():
