@@ -21,8 +21,8 @@ variances by coordinate var_z and var_h, and the rows that stand for the past R_
 
 The map is S (I + V^T (diag(eigenvalues e)^(1/2) - I) V). The memory is O((rank + n) d).
 
-With rank = d there is nothing to choose. The past is then R_z^T R_z and R_h^T R_h themselves, V Y^T Y V^T of any
-orthonormal V, and a block may have any number of rows.
+With rank = d there is nothing to choose: V = I before the eigenvectors turn it. The past is then R_z^T R_z and
+R_h^T R_h themselves, var_z and var_h are their diagonals, and a block may have any number of rows.
 
 Why the corrections e: directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured on the
 draws that chose the directions are too extreme. So each new block is first measured along the old directions.
@@ -94,6 +94,7 @@ class TwoEndedState(NamedTuple):
     block (2, steps, num_chains, d): draws and scores of the current block.
     mean (2, num_chains, d): means by chain, because distances between far starts must not count as variance.
     variances (2, d): after the low-rank part of the map is removed. Older ones count less when the map has changed.
+    With rank = d those that whitened draws would have in these scales.
     past (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination. With
     rank = d their second moments.
     preconditioner: fitted to those.
@@ -189,7 +190,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         num_steps, dtype = state.count - state.block_start, state.mean.dtype
         memory = jnp.asarray(forgetting, dtype)
         weight = memory * num_steps / (state.count + (memory - 1) * num_steps)
-        is_first, is_early = state.block_start == 0, state.block_start < 2 * block_size
+        is_early = state.block_start < 2 * block_size
 
         # 1. Centre the block by chain.
         is_new, num_chains = jnp.arange(state.block.shape[1]) < num_steps, state.block.shape[2]
@@ -208,22 +209,9 @@ def _two_ended(rank, block_size, forgetting, negligible):
         corrections = jnp.where(is_early, 0, errors)
         products = state.products + weight * (_products(old_map, rows, energies, totals) - state.products)
 
-        # 3. A scale for each coordinate.
-        variances = only_if(is_first, lambda _: _squares(block), state.variances)
-        scales = _scales(variances, state.preconditioner.scales)
-
-        # 4. In those units, the directions with the largest gap of past and block together, and their eigenvalues.
-        join = _join_moments if is_whole else _join_rows
-        past, directions, moments, means = join(state.past, rows, weight, (1 / scales, scales))
-        rotation, eigenvalues = _geometric_mean(*moments, *means)
-        preconditioner = LowRank(scales, dot(rotation.T, directions), eigenvalues)
-
-        # 5. For the next block's scales: the variances of this one, whitened by the new map.
-        new_map = _corrected(preconditioner, corrections)
-        of_block = _squares(_whiten(new_map, block))
-        is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
-        forgotten = jnp.maximum(weight, _common_change(variances, of_block))
-        variances = variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - variances)
+        # 3. Learn from it.
+        learn = _learn_all if is_whole else _learn_some
+        past, preconditioner, variances = learn(state, block, rows, weight, corrections)
 
         # What is not finite changes nothing. Scores that do not vary have a mean, and nothing else to learn from.
         varies = jnp.any(block[1] != 0)
@@ -431,39 +419,58 @@ def _common_change(old, new):
     return 1 - jnp.exp(-jnp.max(jnp.mean(jnp.log(new / old), axis=1) ** 2))
 
 
-def _join_moments(past, rows, weight, units):
-    """`_join_rows` where the past is (2, d, d) second moments, and all directions count."""
-    of_rows = jnp.stack([dot(part.T, part) for part in rows])
-    past = (1 - weight) * past + weight * of_rows
-    moments = jnp.stack([unit[:, None] * part * unit[None] for part, unit in zip(past, units, strict=True)])
-    return past, jnp.eye(past.shape[1], dtype=past.dtype), moments, jnp.mean(jnp.diagonal(moments, 0, 1, 2), axis=1)
+def _learn_all(state, block, rows, weight, corrections):
+    """(past, map, variances) after a block where all directions count, and the past is (2, d, d) second moments."""
+    del block
+    past = (1 - weight) * state.past + weight * jnp.stack([dot(part.T, part) for part in rows])
+    scales = _scales(jnp.diagonal(past, 0, 1, 2), state.preconditioner.scales)
+    units = jnp.stack([1 / scales, scales])
+    moments = units[:, :, None] * past * units[:, None]
+    rotation, eigenvalues = _geometric_mean(*moments, *jnp.mean(jnp.diagonal(moments, 0, 1, 2), axis=1))
+    along = jnp.sum(rotation * dot(moments[0], rotation), axis=0)
+    level = jnp.mean(along / (eigenvalues * jnp.exp(corrections)))  # of the whitened draws' variances
+    return past, LowRank(scales, rotation.T, eigenvalues), level * units**-2
 
 
-def _join_rows(past, rows, weight, units):
-    """Past (2, rank, d) and block, with its weight: (past, directions, second moments along them, mean ones of all).
+def _learn_some(state, block, rows, weight, corrections):
+    """(past, map, variances) after a block, in the steps of the recursion above."""
+    # A scale for each coordinate.
+    variances = only_if(state.block_start == 0, lambda _: _squares(block), state.variances)
+    scales = _scales(variances, state.preconditioner.scales)
 
-    The past that is returned has the `rank` combinations of rows with the largest gap, in the units of the target. The
-    directions (rank, d) are those of their gaps, orthonormal; one without energy is a row of zeros. The moments
-    (2, rank, rank), and their means (2,) over all coordinates, are in the given units.
+    # In those units, the directions with the largest gap of past and block together, and their eigenvalues.
+    units, old_and_new = (1 / scales, scales), zip(state.past, rows, strict=True)
+    parts = [jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * new]) for old, new in old_and_new]
+    parts = [part * unit[None] for part, unit in zip(parts, units, strict=True)]
+    combinations, directions = _largest_gaps(parts, state.past.shape[1])
+    along = [project(directions, part) for part in parts]
+    means = [jnp.mean(jnp.sum(part**2, axis=0)) for part in parts]
+    rotation, eigenvalues = _geometric_mean(*(dot(part, part.T) for part in along), *means)
+    preconditioner = LowRank(scales, dot(rotation.T, directions), eigenvalues)
+    past = jnp.stack([dot(combinations, part) for part in parts]) * jnp.stack(units[::-1])[:, None]
+
+    # For the next block's scales: the variances of this one, whitened by the new map.
+    new_map = _corrected(preconditioner, corrections)
+    of_block = _squares(_whiten(new_map, block))
+    is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
+    forgotten = jnp.maximum(weight, _common_change(variances, of_block))
+    return past, preconditioner, variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - variances)
+
+
+def _largest_gaps(rows, num):
+    """The `num` combinations (num, n) of rows with the largest gap, and its orthonormal directions (num, d).
+
+    A direction without energy is a row of zeros.
     """
-    draws, scores = (
-        jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * new]) * unit[None]
-        for old, new, unit in zip(past, rows, units, strict=True)
-    )
-    gap, num = draws + scores, past.shape[1]
+    draws, scores = rows
+    gap = draws + scores
     energies, combinations = jnp.linalg.eigh(dot(gap, gap.T))
     energies, combinations = energies[::-1][:num], combinations[:, ::-1][:, :num].T
     has_energy = energies > _NEGLIGIBLE_ENERGY * energies[0]
     lengths = jnp.sqrt(jnp.where(has_energy, energies, 1))
     directions = jnp.where(has_energy[:, None], dot(combinations, gap) / lengths[:, None], 0)
     gram = dot(directions, directions.T) + jnp.diag(1 - has_energy.astype(gap.dtype))
-    directions = dot(inverse_cholesky(gram), directions)
-
-    along = [project(directions, part) for part in (draws, scores)]
-    moments = jnp.stack([dot(part, part.T) for part in along])
-    means = jnp.stack([jnp.mean(jnp.sum(part**2, axis=0)) for part in (draws, scores)])
-    past = jnp.stack([dot(combinations, part) for part in (draws, scores)]) * jnp.stack(units[::-1])[:, None]
-    return past, directions, moments, means
+    return combinations, dot(inverse_cholesky(gram), directions)
 
 
 def _geometric_mean(of_draws, of_scores, draws, scores):
