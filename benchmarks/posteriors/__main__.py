@@ -2,7 +2,7 @@
 
     python -m benchmarks.posteriors [--only TARGET] [--methods METHOD] [--seeds N] [--out FOLDER]
 
-Four chains in double precision, rank 32, 100,000 gradients in all, or 1,000,000 on the three targets of `study.HARD`;
+Four chains in double precision, 100,000 gradients in all, or 1,000,000 on the three targets of `study.HARD`;
 NUTS uses more where its warm-up does. All warm-ups take 500 draws a chain, on the hard targets 2000, and so does each
 phase of MCLMC's tuning; MALA, HMC, or NUTS with HMC's step size, is then frozen on our map. NUTS and HMC draw until the
 gradients are used up, 300 a chain at least. ESS is ArviZ's bulk ESS per 1000 gradients of warm-up and sampling

@@ -18,7 +18,7 @@ import householder_mcmc as hm
 from householder_mcmc.adaptation.samplers import SAMPLERS
 from householder_mcmc.mcmc.chains import step_chains
 
-RANK = 32
+RANK = 32  # of `eigen` and of BlackJAX's low rank; `two_ended` and nutpie choose theirs
 _BLOCK = 100  # draws of NUTS or HMC between counts of the gradients
 
 
@@ -294,15 +294,15 @@ def nutpie(logdensity, starts, key, budget):
 
 
 METHODS = {
-    "MALA, two_ended": mala(lambda dim: hm.two_ended(RANK)),
+    "MALA, two_ended": mala(lambda dim: hm.two_ended()),
     "MALA, eigen": mala(lambda dim: hm.eigen(min(RANK, dim))),
     "MALA, diagonal": mala(lambda dim: hm.diagonal()),
-    "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended(RANK))),
-    "HMC, two_ended, leapfrog": trajectories(hm.hmc, together(hm.two_ended(RANK), LEAPFROG)),
+    "HMC, two_ended": trajectories(hm.hmc, together(hm.two_ended())),
+    "HMC, two_ended, leapfrog": trajectories(hm.hmc, together(hm.two_ended(), LEAPFROG)),
     "HMC, diagonal": trajectories(hm.hmc, together(hm.diagonal())),
-    "NUTS, two_ended": trajectories(nuts_on_gaussian, together(hm.two_ended(RANK))),
-    "NUTS, two_ended, leapfrog": trajectories(nuts_on_map, together(hm.two_ended(RANK), LEAPFROG)),
-    "NUTS, two_ended in each chain": trajectories(blackjax.nuts, staged(hm.metric_core(hm.two_ended(RANK)))),
+    "NUTS, two_ended": trajectories(nuts_on_gaussian, together(hm.two_ended())),
+    "NUTS, two_ended, leapfrog": trajectories(nuts_on_map, together(hm.two_ended(), LEAPFROG)),
+    "NUTS, two_ended in each chain": trajectories(blackjax.nuts, staged(hm.metric_core())),
     "NUTS, BlackJAX low rank": trajectories(blackjax.nuts, window_low_rank(RANK)),
     "NUTS, BlackJAX dense": trajectories(blackjax.nuts, staged("welford_dense")),
     "NUTS, BlackJAX diagonal": trajectories(blackjax.nuts, staged("welford_diag")),
