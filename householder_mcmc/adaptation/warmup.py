@@ -284,7 +284,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
             has_settled=state.settling.has_settled,
             is_behind=find_behind(learnt.levels, adaptive.dimension(learnt.chains)),
             num_moves=learnt.num_moves,
-            explained=jnp.asarray(jnp.nan) if scheme.explained is None else scheme.explained(learnt.scheme),
+            explained=None if scheme.explained is None else scheme.explained(learnt.scheme),
             last_state=learnt,
             history=history,
         )

@@ -26,7 +26,7 @@ class WarmupInfo(NamedTuple):
     num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
     another.
     explained (): how much of the scores a linear function of the draws explains, on draws that were not learnt from: 1
-    for a Gaussian whose map is known, near 0 where no linear map helps, as in funnels. NaN if the scheme does not say.
+    for a Gaussian whose map is known, near 0 where no linear map helps, as in funnels. None if the scheme does not say.
     last_state: an `AdaptiveState`, from which `run` can go on.
     history: what `keep` returned at each learning step, stacked; None without it.
     """
@@ -39,7 +39,7 @@ class WarmupInfo(NamedTuple):
     has_settled: Array
     is_behind: Array
     num_moves: Array
-    explained: Array
+    explained: Array | None
     last_state: AdaptiveState
     history: ArrayTree | None
 

@@ -188,15 +188,15 @@ def _two_ended(rank, block_size, forgetting, negligible):
     def absorb(state):
         """The state after a whole block, in the steps of the recursion above."""
         num_steps, dtype = state.count - state.block_start, state.mean.dtype
-        memory = jnp.asarray(forgetting, dtype)
-        weight = memory * num_steps / (state.count + (memory - 1) * num_steps)
+        memory, steps = jnp.asarray(forgetting, dtype), num_steps.astype(dtype)
+        weight = memory * steps / (state.count.astype(dtype) + (memory - 1) * steps)
         is_early = state.block_start < 2 * block_size
 
         # 1. Centre the block by chain.
         is_new, num_chains = jnp.arange(state.block.shape[1]) < num_steps, state.block.shape[2]
-        block_mean = jnp.sum(jnp.where(is_new[:, None, None], state.block, 0), axis=1) / num_steps
+        block_mean = jnp.sum(jnp.where(is_new[:, None, None], state.block, 0), axis=1) / steps
         mean = (1 - weight) * state.mean + weight * block_mean  # of the first block exactly
-        is_counted, root = jnp.tile(is_new, num_chains)[:, None], jnp.sqrt((num_steps * num_chains).astype(dtype))
+        is_counted, root = jnp.tile(is_new, num_chains)[:, None], jnp.sqrt(steps * num_chains)
         block = tuple(jnp.where(is_counted, part / root, 0) for part in _centre(state.block, mean))  # Gram: a mean
 
         # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two

@@ -97,10 +97,10 @@ def diagnose(
             found.append(
                 f"the acceptance of the last phase is {mean:.2f}, far from its target of {target_acceptance_rate}."
             )
-    explained = float(warmup_info.explained)
-    if explained < _LEAST_EXPLAINED:
+    explained = warmup_info.explained
+    if explained is not None and float(explained) < _LEAST_EXPLAINED:
         found.append(
-            f"a linear function of the draws explains {explained:.2f} of the scores: no linear map fits this "
+            f"a linear function of the draws explains {float(explained):.2f} of the scores: no linear map fits this "
             "posterior. Reparameterise (a funnel, heavy tails), or expect slow mixing."
         )
     found += [] if parameters is None else _rank_used(parameters["inverse_mass_matrix"])

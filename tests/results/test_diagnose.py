@@ -38,6 +38,7 @@ def test_nothing_to_say():
     parameters = {"inverse_mass_matrix": hm.LowRank(jnp.ones(5), jnp.eye(2, 5), jnp.array([100.0, 1.0]))}
     assert hm.diagnose(of_warmup(), parameters, infos, target_acceptance_rate=0.8) == []
     assert hm.diagnose(of_warmup(num_learnt=34)) == []
+    assert hm.diagnose(of_warmup()._replace(explained=None)) == []
 
 
 @pytest.mark.parametrize(
