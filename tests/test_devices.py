@@ -90,7 +90,7 @@ def test_two_ended_on_many_devices(axis):
     always, at_times = sum(sizes(collectives["always"])), sum(sizes(collectives["at times"]))
     if axis == "dim":
         assert RANK * NUM_CHAINS < always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS)
-        assert RANK**2 < at_times < 1.5 * (RANK + 64) ** 2
+        assert RANK**2 < at_times < 1.6 * (RANK + 64) ** 2  # the Gram matrix of 65 rows, and products with it
         check_trajectories_along_the_dimension(found["frozen HMC"])
     else:  # the position of a good chain and its score; at most 64 sums of draws and of scores, however many chains
         assert DIM < always < 2.1 * DIM and 2 * 60 * DIM < at_times < 1.01 * (2 * 64 * DIM)

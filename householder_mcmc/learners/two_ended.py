@@ -349,15 +349,15 @@ def _fold(rows, num_chains):
     """
     if len(rows) > _MOST_ROWS:
         num_steps = len(rows) // num_chains
-        by_chain = rows.reshape(num_chains, -1)
+        by_chain = rows.reshape(num_chains, num_steps, -1)
         rows = _sum_in_groups(by_chain, max(_MOST_ROWS // num_steps, 1)).reshape(-1, rows.shape[1])
     return rows if len(rows) <= _MOST_ROWS else _sum_in_groups(rows, _MOST_ROWS)
 
 
-def _sum_in_groups(rows, num):
-    """Sums of rows i, i + num, i + 2 num, ... for i < num. As a product: of sharded chains only the sums are sent."""
-    is_member = jnp.arange(len(rows))[None] % num == jnp.arange(num)[:, None]
-    return dot(is_member.astype(rows.dtype), rows)
+def _sum_in_groups(x, num):
+    """Sums of x[i], x[i + num], x[i + 2 num], ... for i < num. A product: of sharded chains only the sums are sent."""
+    is_member = jnp.arange(len(x))[None] % num == jnp.arange(num)[:, None]
+    return jnp.einsum("gn,n...->g...", is_member.astype(x.dtype), x, precision="highest")
 
 
 def _squares(rows):

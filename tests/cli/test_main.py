@@ -380,13 +380,14 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
         "    return -0.5 * jnp.sum(x**2) + 0 * jnp.sum(y)\n",
     )
     kept = tmp_path / "cache"
+    every_program = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_LOG_COMPILES": "1"}  # is kept, and logged
     options = ["--chains", "2", "--warmup", "50", "--draws", "1000000", "--output", str(tmp_path / "draws.npz")]
     running = subprocess.Popen(
         [sys.executable, "-m", "householder_mcmc", "sample", model, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(kept), "JAX_LOG_COMPILES": "1"},
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(kept), **every_program},
     )
     assert running.stderr is not None
     for line in running.stderr:  # the program of the draws is compiled
