@@ -30,10 +30,8 @@ SCHEMES = {
 }
 WITHOUT_RANK = ("none", "diagonal", "dense")
 
-# Rank of a scheme if the user names none. For `two_ended` it is that scheme's own default: more directions than needed
-# cost time, not efficiency. For `eigen` and its relatives it should be the number of wide directions, which is unknown
+# Rank of `eigen` and its relatives if the user names none. It should be the number of wide directions, which is unknown
 # here. So 3 is only a start, without a source: if more directions are wide, the chains stay slow along the others.
-DEFAULT_RANKS = {"two_ended": 32}
 DEFAULT_RANK = 3
 
 # Sampler -> steps of the warm-up and draws of each chain. The warm-up is of one length for all schemes of a demo.
@@ -99,7 +97,7 @@ def _parser():
     sample.add_argument(
         "--rank",
         type=_positive,
-        help=f"directions, at most d (default {DEFAULT_RANKS['two_ended']} for two_ended, else {DEFAULT_RANK})",
+        help=f"directions, at most d (by default two_ended chooses, others have {DEFAULT_RANK})",
     )
     of_warmup, of_draws = (
         ", ".join(f"{lengths[i]} for {name}" for name, lengths in DEFAULT_LENGTHS.items()) for i in (0, 1)
@@ -140,14 +138,16 @@ def _demo(arguments):
     logdensity, initial_position, reference = item_response.load()
     model = hm.Model(logdensity, initial_position)
     reference = [ravel_pytree(moment)[0] for moment in reference]
-    ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": DEFAULT_RANKS["two_ended"]}
+    ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": None}
+    dim = len(reference[0])
+    if arguments.rank > dim:  # before the first scheme runs
+        raise UsageError(f"rank must be at most d = {dim}, got {arguments.rank}.")
     results, summaries, spectra = {}, {}, {}
     for name, rank in ranks.items():
         results[name] = result = _run(name, SCHEMES[name](rank), model, arguments)
         summaries[name], spectra[name] = _summarise(name, result, arguments, reference)
         if result.num_draws < arguments.draws:  # Ctrl-C is about all of them
             break
-    dim = len(reference[0])
     _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, results, summaries)
     return files.save_results(arguments, summaries, spectra)
 
@@ -157,7 +157,8 @@ def _sample(arguments):
     output = arguments.output or files.default_output(arguments.model)
     files.check_writable("output", output)
     name = arguments.scheme
-    rank = arguments.rank or min(DEFAULT_RANKS.get(name, DEFAULT_RANK), models.dimension(model))
+    default = None if name == "two_ended" else min(DEFAULT_RANK, models.dimension(model))
+    rank = arguments.rank or default
     arguments.rank = None if name in WITHOUT_RANK else rank
     result = _run(name, SCHEMES[name](rank), model, arguments)
     try:

@@ -7,9 +7,8 @@ scale, at both ends of the spectrum. For a Gaussian with precision P, h = -P z h
 too, and the geometric mean of the covariance of z and the inverse covariance of h is P^-1 whatever the draws are. That
 mean minimises the Fisher divergence; the learners of nutpie (Seyboldt, Carlson & Carpenter 2026) rest on the same fact.
 
-A block has draws Z and scores H (n, d), centred by chain, of m of the t steps so far, and the weight
-w = c m / (t + (c - 1) m); so block j = 0, 1, ... of equal blocks has c / (j + c). With S = diag(scales),
-variances by coordinate var_z and var_h, and the rows that stand for the past R_z and R_h (rank, d):
+Block j = 0, 1, ... has draws Z and scores H (n, d), centred by chain, and the weight w = c / (j + c). With
+S = diag(scales), variances by coordinate var_z and var_h, and the rows that stand for the past R_z and R_h (rank, d):
 
     log e    <- log e + w (log (|V Z|^2 / |V H|^2)^(1/2) - log eigenvalues - log e), in the units of the old map
     scales    = (var_z / var_h)^(1/4)
@@ -20,9 +19,6 @@ variances by coordinate var_z and var_h, and the rows that stand for the past R_
     var_z, var_h   <- running means of the squares of Z and H, whitened by V and eigenvalues e
 
 The map is S (I + V^T (diag(eigenvalues e)^(1/2) - I) V). The memory is O((rank + n) d).
-
-With rank = d there is nothing to choose: V = I before the eigenvectors turn it. The past is then R_z^T R_z and
-R_h^T R_h themselves, var_z and var_h are their diagonals, and a block may have any number of rows.
 
 Why the corrections e: directions fitted to fewer draws than dimensions fit noise too, and eigenvalues measured on the
 draws that chose the directions are too extreme. So each new block is first measured along the old directions.
@@ -48,16 +44,11 @@ __all__ = ["TwoEndedState", "two_ended"]
 # summed in groups; 40, of 4 chains and 10 steps, never are.
 _MOST_ROWS = 64
 
-# Without a rank all directions are learnt up to this d, where a new map takes 30 ms; above it as many as have so many
+# Without a rank all directions are learnt up to this d, where a new map takes 60 ms; above it as many as have so many
 # numbers, 3 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
 _MOST_WHOLE = 256
 _MOST_NUMBERS = 2**15
 _FEWEST_DIRECTIONS = 32
-
-# Where all directions are learnt, the map changes when the steps since the last change are this part of those before,
-# because it costs d^3; and at least once in so many draws, which take as long to learn from as the eigenproblems.
-_GROWTH_PART = 5
-_MOST_DRAWS = 256
 
 # Directions whose energy is below this share of the largest are rounding: 8 units of it in float32.
 _NEGLIGIBLE_ENERGY = 1e-6
@@ -90,13 +81,10 @@ class TwoEndedState(NamedTuple):
     """State of `two_ended`. Arrays with an axis of length 2 hold draws and scores.
 
     count (): updates made.
-    block_start (): those before the current block.
-    block (2, steps, num_chains, d): draws and scores of the current block.
+    block (2, block_size, num_chains, d): draws and scores of the current block.
     mean (2, num_chains, d): means by chain, because distances between far starts must not count as variance.
     variances (2, d): after the low-rank part of the map is removed. Older ones count less when the map has changed.
-    With rank = d those that whitened draws would have in these scales.
-    past (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination. With
-    rank = d their second moments.
+    past (2, rank, d): rows that stand for past draws and scores about their means, each pair the same combination.
     preconditioner: fitted to those.
     corrections (rank,): of the logarithms of its eigenvalues, in their order.
     center (d,): the mean of the Gaussian; NaN if there is none.
@@ -104,7 +92,6 @@ class TwoEndedState(NamedTuple):
     """
 
     count: Array
-    block_start: Array
     block: Array
     mean: Array
     variances: Array
@@ -126,10 +113,9 @@ def two_ended(
         Number of directions; at most d are used. More than needed cost time, not efficiency. None: all of them up to
         d = 256, above it 32,768 / d, but at least 32.
     block_size
-        Steps between changes of the map; with rank = d between the first changes, later a fifth of the steps so far.
-        The state holds the draws and scores of these steps.
+        Steps between changes of the map. The state holds the draws and scores of these steps.
     forgetting
-        c in the weight c / (j + c) of equal blocks j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts
+        c in the weight c / (j + c) of block j = 0, 1, ...: the memory is about 1 / c of the run, so it outlasts
         the mixing time, and forgets the start.
     negligible
         A direction whose variance is within this factor of 1, in the learnt scales, is left as it is.
@@ -159,12 +145,10 @@ def _two_ended(rank, block_size, forgetting, negligible):
     def init_fn(positions):
         num_chains, dim = positions.shape
         num = min(_num_directions(dim) if rank is None else rank, dim)
-        dtype, zero = positions.dtype, jnp.zeros((), jnp.int32)
-        most_steps = max(block_size, _MOST_DRAWS // num_chains) if num == dim else block_size
+        dtype = positions.dtype
         state = TwoEndedState(
-            count=zero,
-            block_start=zero,
-            block=jnp.zeros((2, most_steps, num_chains, dim), dtype),
+            count=jnp.zeros((), jnp.int32),
+            block=jnp.zeros((2, block_size, num_chains, dim), dtype),
             mean=jnp.stack([positions, jnp.zeros_like(positions)]),
             variances=jnp.zeros((2, dim), dtype),
             past=jnp.zeros((2, num, dim), dtype),
@@ -179,39 +163,51 @@ def _two_ended(rank, block_size, forgetting, negligible):
         if scores is None:
             raise ValueError("two_ended learns from draws and scores: update(state, positions, scores).")
         new = jnp.stack([positions, scores])
-        index, most_steps = state.count - state.block_start, state.block.shape[1]
-        block = jax.lax.dynamic_update_index_in_dim(state.block, new, index, axis=1)
+        block = jax.lax.dynamic_update_index_in_dim(state.block, new, state.count % block_size, axis=1)
         state = state._replace(count=optax.safe_increment(state.count), block=block)
-        num_steps = jnp.clip(state.block_start // _GROWTH_PART, block_size, most_steps)
-        return only_if(state.count - state.block_start >= num_steps, absorb, state)
+        return only_if(state.count % block_size == 0, absorb, state)
 
     def absorb(state):
         """The state after a whole block, in the steps of the recursion above."""
-        num_steps, dtype = state.count - state.block_start, state.mean.dtype
-        memory, steps = jnp.asarray(forgetting, dtype), num_steps.astype(dtype)
-        weight = memory * steps / (state.count.astype(dtype) + (memory - 1) * steps)
-        is_early = state.block_start < 2 * block_size
+        number = state.count // block_size - 1
+        memory = jnp.asarray(forgetting, state.mean.dtype)
+        weight = memory / (number.astype(state.mean.dtype) + memory)
 
         # 1. Centre the block by chain.
-        is_new, num_chains = jnp.arange(state.block.shape[1]) < num_steps, state.block.shape[2]
-        block_mean = jnp.sum(jnp.where(is_new[:, None, None], state.block, 0), axis=1) / steps
-        mean = (1 - weight) * state.mean + weight * block_mean  # of the first block exactly
-        is_counted, root = jnp.tile(is_new, num_chains)[:, None], jnp.sqrt(steps * num_chains)
-        block = tuple(jnp.where(is_counted, part / root, 0) for part in _centre(state.block, mean))  # Gram: a mean
+        mean = (1 - weight) * state.mean + weight * jnp.mean(state.block, axis=1)  # of the first block exactly
+        block = tuple(
+            part * len(part) ** -0.5 for part in _centre(state.block, mean)
+        )  # so that Gram matrices are means
 
         # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two
         # maps differ too much for what is measured along one to hold for the next.)
         old_map = _corrected(state.preconditioner, state.corrections)
-        is_whole = state.past.shape[1] == state.past.shape[2]
-        rows = block if is_whole else tuple(_fold(part, num_chains) for part in block)
+        rows = tuple(_fold(part, state.block.shape[2]) for part in block)
         energies, totals = _energies(state.preconditioner, rows)
         errors = state.corrections + weight * (_log_errors(state.preconditioner, energies, totals) - state.corrections)
-        corrections = jnp.where(is_early, 0, errors)
+        corrections = jnp.where(number < 2, 0, errors)
         products = state.products + weight * (_products(old_map, rows, energies, totals) - state.products)
 
-        # 3. Learn from it.
-        learn = _learn_all if is_whole else _learn_some
-        past, preconditioner, variances = learn(state, block, rows, weight, corrections)
+        # 3. A scale for each coordinate.
+        variances = only_if(number == 0, lambda _: _squares(block), state.variances)
+        scales = _scales(variances, state.preconditioner.scales)
+
+        # 4. In those units, the directions with the largest gap of past and block together, and their eigenvalues.
+        past, units = jnp.sqrt(1 - weight), (1 / scales, scales)
+        rows = [
+            jnp.concatenate([past * old, jnp.sqrt(weight) * new]) * unit[None]
+            for old, new, unit in zip(state.past, rows, units, strict=True)
+        ]
+        combinations, directions = _largest_gaps(rows, state.past.shape[1])
+        preconditioner = LowRank(scales, *_geometric_mean(rows, directions))
+        past = jnp.stack([dot(combinations, part) for part in rows]) * jnp.stack(units[::-1])[:, None]
+
+        # 5. For the next block's scales: the variances of this one, whitened by the new map.
+        new_map = _corrected(preconditioner, corrections)
+        of_block = _squares(_whiten(new_map, block))
+        is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
+        forgotten = jnp.maximum(weight, _common_change(variances, of_block))
+        variances = variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - variances)
 
         # What is not finite changes nothing. Scores that do not vary have a mean, and nothing else to learn from.
         varies = jnp.any(block[1] != 0)
@@ -226,7 +222,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         old = {name: getattr(state, name) for name in new} | {"mean": jnp.where(varies, state.mean, mean)}
         is_finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new)]))
         kept = jax.tree.map(lambda new, old: jnp.where(is_finite & varies, new, old), new, old)
-        return with_center(state._replace(block_start=state.count, **kept))
+        return with_center(state._replace(**kept))
 
     def preconditioner_fn(state):
         scales, eigenvectors, eigenvalues = _corrected(state.preconditioner, state.corrections)
@@ -238,8 +234,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
 
     def forget_fn(state, positions):
         del positions
-        zero = jnp.zeros_like(state.count)
-        return state._replace(count=zero, block_start=zero)  # the first block has all the weight
+        return state._replace(count=jnp.zeros_like(state.count))  # the first block has all the weight
 
     def begin_fn(state, preconditioner):
         known = _as_low_rank(preconditioner, state.preconditioner)
@@ -247,18 +242,12 @@ def _two_ended(rank, block_size, forgetting, negligible):
         _, strongest = jax.lax.top_k(size, min(len(size), len(state.corrections)))
         eigenvectors, eigenvalues = known.eigenvectors[strongest], known.eigenvalues[strongest]
         scales, root = known.scales, jnp.sqrt(eigenvalues)[:, None]
-        preconditioner, count = state.preconditioner, state.count + _KNOWN_BLOCKS * block_size
-        past = jnp.stack([root * eigenvectors * scales, -eigenvectors / root / scales])
-        if state.past.shape[1] == state.past.shape[2]:
-            rest = jnp.eye(len(scales)) - dot(eigenvectors.T, eigenvectors)
-            past = jnp.stack([dot(part.T, part) for part in past])
-            past = past + jnp.stack([jnp.outer(unit, unit) for unit in (scales, 1 / scales)]) * rest
+        preconditioner, past = state.preconditioner, state.past
         return with_center(
             state._replace(
-                count=count,
-                block_start=count,
+                count=state.count + _KNOWN_BLOCKS * block_size,
                 variances=jnp.stack([scales**2, scales**-2]),
-                past=_first_rows(state.past, past),
+                past=_first_rows(past, jnp.stack([root * eigenvectors * scales, -eigenvectors / root / scales])),
                 preconditioner=LowRank(
                     scales,
                     _first_rows(jnp.zeros_like(preconditioner.eigenvectors), eigenvectors),
@@ -419,44 +408,6 @@ def _common_change(old, new):
     return 1 - jnp.exp(-jnp.max(jnp.mean(jnp.log(new / old), axis=1) ** 2))
 
 
-def _learn_all(state, block, rows, weight, corrections):
-    """(past, map, variances) after a block where all directions count, and the past is (2, d, d) second moments."""
-    del block
-    past = (1 - weight) * state.past + weight * jnp.stack([dot(part.T, part) for part in rows])
-    scales = _scales(jnp.diagonal(past, 0, 1, 2), state.preconditioner.scales)
-    units = jnp.stack([1 / scales, scales])
-    moments = units[:, :, None] * past * units[:, None]
-    rotation, eigenvalues = _geometric_mean(*moments, *jnp.mean(jnp.diagonal(moments, 0, 1, 2), axis=1))
-    along = jnp.sum(rotation * dot(moments[0], rotation), axis=0)
-    level = jnp.mean(along / (eigenvalues * jnp.exp(corrections)))  # of the whitened draws' variances
-    return past, LowRank(scales, rotation.T, eigenvalues), level * units**-2
-
-
-def _learn_some(state, block, rows, weight, corrections):
-    """(past, map, variances) after a block, in the steps of the recursion above."""
-    # A scale for each coordinate.
-    variances = only_if(state.block_start == 0, lambda _: _squares(block), state.variances)
-    scales = _scales(variances, state.preconditioner.scales)
-
-    # In those units, the directions with the largest gap of past and block together, and their eigenvalues.
-    units, old_and_new = (1 / scales, scales), zip(state.past, rows, strict=True)
-    parts = [jnp.concatenate([jnp.sqrt(1 - weight) * old, jnp.sqrt(weight) * new]) for old, new in old_and_new]
-    parts = [part * unit[None] for part, unit in zip(parts, units, strict=True)]
-    combinations, directions = _largest_gaps(parts, state.past.shape[1])
-    along = [project(directions, part) for part in parts]
-    means = [jnp.mean(jnp.sum(part**2, axis=0)) for part in parts]
-    rotation, eigenvalues = _geometric_mean(*(dot(part, part.T) for part in along), *means)
-    preconditioner = LowRank(scales, dot(rotation.T, directions), eigenvalues)
-    past = jnp.stack([dot(combinations, part) for part in parts]) * jnp.stack(units[::-1])[:, None]
-
-    # For the next block's scales: the variances of this one, whitened by the new map.
-    new_map = _corrected(preconditioner, corrections)
-    of_block = _squares(_whiten(new_map, block))
-    is_known = jnp.all(of_block > _rounding_of_whitened(new_map, block), axis=0)  # not of a flat coordinate
-    forgotten = jnp.maximum(weight, _common_change(variances, of_block))
-    return past, preconditioner, variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - variances)
-
-
 def _largest_gaps(rows, num):
     """The `num` combinations (num, n) of rows with the largest gap, and its orthonormal directions (num, d).
 
@@ -473,15 +424,17 @@ def _largest_gaps(rows, num):
     return combinations, dot(inverse_cholesky(gram), directions)
 
 
-def _geometric_mean(of_draws, of_scores, draws, scores):
-    """Eigenvectors as columns, and eigenvalues, of the geometric mean of the draws' covariance and the inverse of the
-    scores'. draws, scores (): mean variances, for a prior."""
-    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(of_draws), dtype=of_draws.dtype)
-    of_draws, of_scores = of_draws + prior, of_scores + prior
+def _geometric_mean(rows, directions):
+    """Eigenvectors in the span of the directions, and eigenvalues: of the geometric mean of the draws' covariance and
+    the inverse of the scores'."""
+    draws, scores = (jnp.mean(jnp.sum(part**2, axis=0)) for part in rows)
+    prior = _PRIOR * jnp.sqrt(draws * scores) * jnp.eye(len(directions), dtype=directions.dtype)
+    along = [project(directions, part) for part in rows]
+    of_draws, of_scores = (dot(part, part.T) + prior for part in along)
     root, inverse_root = _roots(of_scores)
     middle, _ = _roots(dot(dot(root, of_draws), root))
     eigenvalues, rotation = jnp.linalg.eigh(dot(dot(inverse_root, middle), inverse_root))
-    return rotation, jnp.maximum(eigenvalues, _PRIOR)
+    return dot(rotation.T, directions), jnp.maximum(eigenvalues, _PRIOR)
 
 
 def _roots(matrix):
