@@ -173,11 +173,9 @@ def _two_ended(rank, block_size, forgetting, negligible):
         memory = jnp.asarray(forgetting, state.mean.dtype)
         weight = memory / (number.astype(state.mean.dtype) + memory)
 
-        # 1. Centre the block by chain.
+        # 1. Centre the block by chain, and divide it so that its Gram matrices are means.
         mean = (1 - weight) * state.mean + weight * jnp.mean(state.block, axis=1)  # of the first block exactly
-        block = tuple(
-            part * len(part) ** -0.5 for part in _centre(state.block, mean)
-        )  # so that Gram matrices are means
+        block = tuple(part * len(part) ** -0.5 for part in _centre(state.block, mean))
 
         # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two
         # maps differ too much for what is measured along one to hold for the next.)
