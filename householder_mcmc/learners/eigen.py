@@ -32,7 +32,7 @@ from householder_mcmc.sharing import shared
 __all__ = ["EigenState", "OjaState", "SequentialBasis", "eigen", "eigen_identity"]
 
 
-# Eigenvectors where no rank is given: the default of `two_ended` in high dimension, at a tenth of its cost.
+# Eigenvectors where no rank is given: as many as `two_ended` has in high dimension. Chosen.
 _GENEROUS = 32
 
 

@@ -110,8 +110,8 @@ def two_ended(
     Parameters
     ----------
     rank
-        Number of directions; at most d are used. More than needed cost time, not efficiency. None: all of them up to
-        d = 256, above it 32,768 / d, but at least 32.
+        Number of directions; at most d are used. More than needed cost time and, fitted to few draws in high dimension,
+        efficiency. None: all of them up to d = 256, above it 32,768 / d, but at least 32.
     block_size
         Steps between changes of the map. The state holds the draws and scores of these steps.
     forgetting

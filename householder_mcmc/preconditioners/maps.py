@@ -6,7 +6,7 @@ scan and disk) with `apply` (L z), `apply_transpose` (L^T g), their inverses `so
 what `mala` needs, is a protocol and not a base class.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -285,13 +285,13 @@ def as_preconditioner(inverse_mass_matrix) -> Preconditioner:
     raise ValueError(f"inverse_mass_matrix must have shape (d,) or (d, d), got {array.shape}.")
 
 
-def cast_floats(preconditioner: Preconditioner, dtype) -> Preconditioner:
-    """The preconditioner with its floating point arrays in `dtype`."""
+def cast_floats(tree: Any, dtype) -> Any:
+    """A preconditioner, or positions, with the floating point arrays in `dtype`."""
 
     def cast(leaf):
         return jnp.asarray(leaf, dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
 
-    return jax.tree.map(cast, preconditioner)
+    return jax.tree.map(cast, tree)
 
 
 def _checked(preconditioner):

@@ -94,7 +94,7 @@ def sample(
     num_draws
         Draws of each chain; the fewest if there is an `until`.
     scheme
-        What is learnt, by default `hm.two_ended` of rank min(32, d).
+        What is learnt, by default `hm.two_ended()`.
     sampler
         "hmc", "mala", "nuts" (BlackJAX's, on our map), or a `Sampler`.
     target_acceptance_rate

@@ -8,6 +8,7 @@ import numpy as np
 
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.checks import require_numbers
+from householder_mcmc.preconditioners.maps import cast_floats
 from householder_mcmc.results.diagnostics import MANY_CHAINS
 from householder_mcmc.sampling.model import Model
 from householder_mcmc.sharing import program
@@ -34,7 +35,8 @@ def find_starts(model: Model, initial: Any, starts: Any, rng_key, num_chains: in
     positions with a chain axis, or None. dtype: of the positions, None for what they have. Raises ValueError and
     TypeError as `hm.sample`.
     """
-    return _cast(_find_starts(model, initial, starts, rng_key, num_chains), dtype)
+    positions = _find_starts(model, initial, starts, rng_key, num_chains)
+    return positions if dtype is None else cast_floats(positions, dtype)
 
 
 def find_superchains(positions: Any) -> np.ndarray:
@@ -42,13 +44,6 @@ def find_superchains(positions: Any) -> np.ndarray:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(positions)]
     is_new = [np.any(leaf[1:] != leaf[:-1], axis=tuple(range(1, leaf.ndim))) for leaf in leaves]
     return np.cumsum(np.concatenate([[0], np.any(is_new, axis=0)])).astype(np.int32)
-
-
-def _cast(positions, dtype):
-    if dtype is None:
-        return positions
-    is_float = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)  # noqa: E731
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if is_float(leaf) else leaf, positions)
 
 
 def _find_starts(model, initial, starts, rng_key, num_chains):
