@@ -1,4 +1,4 @@
-"""How a sampler is shown to users: BlackJAX's types, with a signature, a docstring and fields that editors know."""
+"""BlackJAX's types of a sampler, with the signature, docstring and state types that editors and `help` show."""
 
 import functools
 from collections.abc import Callable
@@ -18,13 +18,13 @@ NewState = TypeVar("NewState", covariant=True)
 
 
 class Init(Protocol[NewState]):
-    """Position -> state."""
+    """Type of `init`: a position -> the state there. No sampler here uses the `rng_key`."""
 
     def __call__(self, position: ArrayLikeTree, rng_key: PRNGKey | None = None) -> NewState: ...
 
 
 class Step(Protocol[State, Info]):
-    """(rng_key, state) -> (state, info)."""
+    """Type of `step`: (rng_key, state) -> (state, info)."""
 
     def __call__(self, rng_key: PRNGKey, state: State) -> tuple[State, Info]: ...
 
@@ -37,7 +37,10 @@ class Algorithm(SamplingAlgorithm, Generic[State, Info]):
 
 
 class SamplingAPI(GenerateSamplingAPI, Generic[P, Result]):
-    """A sampler as `blackjax.mala` is one: called, it gives a `SamplingAlgorithm`; `init` and `build_kernel` beside."""
+    """A sampler in the form of `blackjax.mala`: called, it returns a `SamplingAlgorithm`.
+
+    Its attributes `init` and `build_kernel` are the functions that this algorithm is made of.
+    """
 
     def __init__(self, top_level_api: Callable[P, Result], init: Callable, build_kernel: Callable):
         super().__init__(top_level_api, init, build_kernel)
@@ -49,4 +52,4 @@ class SamplingAPI(GenerateSamplingAPI, Generic[P, Result]):
         return result
 
     def __get__(self, instance, owner=None):
-        return self  # so that `help` takes it for a function, and shows what it wraps
+        return self  # `help` takes an object with `__get__` for a function, and then shows what it wraps

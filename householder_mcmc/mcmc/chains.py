@@ -1,4 +1,4 @@
-"""Many chains of one kernel: a transition of all of them, and a run of frozen transitions."""
+"""Many chains of one kernel: one transition of all chains, and a run of such transitions."""
 
 import inspect
 from collections.abc import Callable
@@ -14,15 +14,17 @@ __all__ = ["gathered", "ravel_chains", "run_chains", "share_time", "step_chains"
 
 
 def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Callable, Array]:
-    """The kernel for one transition of many chains, and their keys, (num_chains,).
+    """The kernel for one transition of many chains, and a key for each chain, (num_chains,).
 
-    If it takes a `time_key`, as that of `hmc`, all chains get the same one, so that none waits for the longer
-    trajectory of another. Times are random from one transition to the next. Given the times the chains are independent,
-    and each leaves the target invariant: draws of different chains are uncorrelated in equilibrium, as with times of
-    their own. Source: Hoffman, Radul & Sountsov (2021), who share them for the same reason.
+    If the kernel takes a `time_key`, as that of `hmc` does, all chains get the same one. Their trajectories then have
+    the same time, so that none waits for the longer trajectory of another. The time is drawn anew for each transition.
+    Given the times, the chains are independent and each leaves the target invariant. So draws of different chains are
+    uncorrelated in equilibrium, as if each chain drew its own times.
+
+    Source: Hoffman, Radul & Sountsov (2021), who share times for the same reason.
     """
     if "time_key" in inspect.signature(kernel).parameters:
-        # not the last of a longer split: where chains are sharded, that would be sent between devices
+        # `fold_in`, because the last key of a longer split would be sent between devices where chains are sharded
         kernel = partial(kernel, time_key=jax.random.fold_in(rng_key, num_chains))
     return kernel, jax.random.split(rng_key, num_chains)
 
@@ -31,7 +33,8 @@ def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple
     """One transition of every chain, with trajectories of the same time, see `share_time`.
 
     kernel: kernel(rng_key, state, *args) -> (state, info), such as `step` of a BlackJAX `SamplingAlgorithm`. chains:
-    its states with a leading chain axis. args: shared by all chains.
+    its states with a leading chain axis. args: shared by all chains. Returns states and infos with a leading chain
+    axis.
     """
     kernel, keys = share_time(kernel, rng_key, chains.logdensity.shape[0])
     return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)
@@ -44,9 +47,9 @@ def run_chains(
     num_steps: int,
     keep: Callable[[Any, Any], Any] = lambda state, info: (state, info),
 ) -> tuple[Any, Any]:
-    """`num_steps` transitions of every chain.
+    """`num_steps` transitions of every chain. kernel, chains: as for `step_chains`.
 
-    Returns the last states, and what `keep` makes of the states and infos of each transition, leaves
+    Returns the last states, and what `keep` returns for the states and infos of each transition, stacked: leaves
     (num_steps, num_chains, ...).
     """
 
@@ -58,12 +61,15 @@ def run_chains(
 
 
 def ravel_chains(positions: ArrayTree) -> Array:
-    """Positions with a leading chain axis as a (num_chains, d) array."""
+    """Positions whose leaves have a leading chain axis, as one (num_chains, d) array."""
     return jax.vmap(lambda position: ravel_pytree(position)[0])(positions)
 
 
 def gathered(tree: Any) -> Any:
-    """Arrays whole in each process, where other processes hold a part of them. All processes must call it."""
+    """The tree with every array whole in each process. Arrays that are spread over processes are gathered.
+
+    All processes must call it.
+    """
 
     def whole(leaf):
         is_here = getattr(leaf, "is_fully_addressable", True) or leaf.is_fully_replicated

@@ -1,13 +1,17 @@
 """Hamiltonian Monte Carlo with trajectories of a quarter period, in BlackJAX's shape.
 
-In whitened coordinates a Gaussian target turns by one radian in unit time, so that after pi / 2 a state has forgotten
-where it began. The time of each trajectory is uniform between 3/4 and 5/4 of that: random, lest some direction's period
-match it. Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
-transformations and on random times. With momenta that are whitened too, q ~ N(0, I), a leapfrog step x += e L q,
-q += e L^T grad log pi(x) needs one product with L and one with L^T, and no inverse.
+For a Gaussian target, position and momentum in whitened coordinates rotate by one radian in unit time. After a quarter
+period, pi / 2, the position is independent of where it began. The time of each trajectory is uniform between 3/4 and
+5/4 of pi / 2. It is random so that it does not match the period of any direction.
 
-With a center the step is that of `integrator`, which solves the Gaussian N(center, L L^T) exactly; it needs one inverse
-product for a trajectory.
+The momenta are whitened too, q ~ N(0, I). A leapfrog step of size e is x += e L q between two half kicks
+q += e / 2 L^T grad log pi(x). It needs one product with L and one with L^T, and no inverse.
+
+With a center the step is that of `integrator`, which solves the Gaussian N(center, L L^T) exactly. It needs one product
+with L^{-1} for each trajectory.
+
+Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
+transformations and on random times.
 """
 
 import math
@@ -30,15 +34,18 @@ from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS", "LONGEST_STEP"]
 
-# Times of trajectories: a quarter of the period, more or less by a quarter of that, so that a direction whose width is
-# off by as much still has its own quarter among them.
+# Shortest and longest time of a trajectory: a quarter period, pi / 2, less or more by a quarter of that. A direction
+# whose scale is wrong by up to a quarter then still has its own quarter period in this range.
 _SHORTEST, _LONGEST = 0.75 * math.pi / 2, 1.25 * math.pi / 2
 
-LONGEST_STEP = _LONGEST  # that changes anything, with a center
+# With a center one step may make the whole trajectory, so step sizes above this are all the same.
+LONGEST_STEP = _LONGEST
 
-MOST_INTEGRATION_STEPS = 1000  # of a trajectory, as in a tree of NUTS of depth 10
+# Most integration steps of a trajectory: about those of a NUTS tree of depth 10, which has 1023.
+MOST_INTEGRATION_STEPS = 1000
 
-_DIVERGENCE_THRESHOLD = 1000  # nats, as in BlackJAX's HMC
+# Growth of the energy above which a trajectory is divergent, in nats: that of BlackJAX's HMC.
+_DIVERGENCE_THRESHOLD = 1000
 
 
 class HMCInfo(NamedTuple):
@@ -46,11 +53,11 @@ class HMCInfo(NamedTuple):
 
     acceptance_rate (): probability of accepting the end of the trajectory, 0 if it was not finite.
     is_accepted (): whether it was accepted.
-    is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite there;
-    or at the state itself, which only a start can be.
-    is_divergent (): whether the energy grew by more than 1000 along the trajectory, or to what is not finite: the
-    target has narrow places that these steps are too long for, which the chain may never enter.
-    num_integration_steps (): steps, of one gradient each.
+    is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite at the
+    end of the trajectory, or at the state that it began from. (Only a start can be such a state.)
+    is_divergent (): whether the energy grew by more than 1000 nats along the trajectory, or its change was NaN or
+    infinite. Then the steps are too long for narrow places of the target, and the chain may never enter these.
+    num_integration_steps (): steps of the trajectory, of one gradient each.
     energy (): minus the log-density where the transition ends, plus the kinetic energy there.
     """
 
@@ -63,7 +70,7 @@ class HMCInfo(NamedTuple):
 
 
 class _Step(Protocol):
-    """(rng_key, state, time_key=None) -> (state, info)."""
+    """Type of `step`: (rng_key, state, time_key=None) -> (state, info)."""
 
     def __call__(
         self, rng_key: PRNGKey, state: ChainState, time_key: PRNGKey | None = None
@@ -94,9 +101,10 @@ def build_kernel() -> Callable:
     ) -> tuple[HMCState, HMCInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `hmc`.
 
-        max_integration_steps (): by default trajectories are shorter than a quarter period below a step size of 0.002.
-        time_key: of the time of the trajectory, None to draw it with `rng_key`. See `hmc`.
-        Raises TypeError on a state of another sampler, and what `integrator.whiten` raises.
+        max_integration_steps (): trajectories with more steps are cut short. With the default of 1000 that happens only
+        at step sizes below 0.002.
+        time_key: random key of the trajectory's time, shared by chains. None: `rng_key` draws the time. See `hmc`.
+        Raises TypeError on a state of another sampler, and what `as_preconditioner` and `integrator.whiten` raise.
         """
         require_state(state, HMCState)
         own_time_key, key = jax.random.split(rng_key)
@@ -112,7 +120,7 @@ def build_kernel() -> Callable:
             start, frequency = whiten(preconditioner, state.position, center)
             num_steps = jnp.where(frequency > 0, jnp.ceil(time / step_size), jnp.round(time / step_size))
         num_steps = jnp.fmin(jnp.fmax(num_steps, 1), most)
-        if center is not None:  # of equal length, so that the time stays random where one step is enough
+        if center is not None:  # shortened to time / num_steps, so that the time is random where one step is enough
             step_size = jnp.where(frequency > 0, jnp.minimum(step_size, time / num_steps), step_size)
 
         def whitened(logdensity_grad):
@@ -155,35 +163,38 @@ def as_top_level_api(
 ) -> _HMC:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
-    Against `mala` it needs fewer gradients for an effective draw the better the target is whitened, since it does not
-    walk at random; against `blackjax.nuts` it spends none on finding where a trajectory turns.
+    Unlike `mala` it does not walk at random. The better the target is whitened, the fewer gradients it needs for an
+    effective draw, compared with `mala`. Unlike `blackjax.nuts` it spends no gradients on finding where a trajectory
+    turns.
 
-    Chains under `vmap` step until the longest of their trajectories ends. None waits for another if they share a
-    `time_key`, of which the time of their trajectories is drawn: `hm.sample` and warm-ups do that. Given the times the
-    chains are independent, and each leaves the target invariant.
+    Under `vmap` all chains step until the longest of their trajectories ends. If they share a `time_key`, their
+    trajectories have the same time, and no chain waits for another. `hm.sample` and warm-ups do that. Given the times,
+    the chains are independent and each leaves the target invariant.
 
     Parameters
     ----------
     logdensity_fn
         Position -> log-density up to a constant.
     step_size
-        Of the integrator, positive. A transition takes about 1.6 / step_size gradients, at most 1000; with a center at
-        least one, so that step sizes beyond 1.96 are all the same.
+        Step size of the integrator in whitened coordinates, positive. A transition takes about 1.6 / step_size
+        gradients, at least 1 and at most 1000. With a center no step is longer than the trajectory, so step sizes above
+        1.96 are all the same.
     inverse_mass_matrix
-        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve`.
+        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve` and
+        `solve_transpose`.
     center
-        A position, the mean of the Gaussian N(center, L L^T) that trajectories solve exactly; see `integrator`. The
-        nearer that is to the target, the longer the steps may be, whatever d. Where it fits badly, as with heavy tails
-        or in funnels, it is worth about what leapfrog steps are. A start that is very many standard deviations off
-        comes in by leapfrog steps, and may not with a center if the target is no Gaussian there. None, or a center that
-        is not finite: leapfrog steps, and times that are rounded to whole steps.
+        A position: the mean of the Gaussian N(center, L L^T) that trajectories solve exactly, see `integrator`. The
+        nearer this Gaussian is to the target, the longer the steps may be, whatever d. Where it fits badly, as with
+        heavy tails or in funnels, such steps do about as well as leapfrog steps. From a start very many standard
+        deviations away, leapfrog steps reach the target; steps with a center may not, if the target is no Gaussian out
+        there. With None, or a center that is not finite, steps are leapfrog, and times are rounded to whole steps.
 
     Raises
     ------
     ValueError
-        If the step size is not positive, or, at `step`, the center is of another d.
+        If the step size is not positive, or, at `step`, the center is of another d; and as `as_preconditioner`.
     TypeError
-        At `step`, if the map has no `solve` and there is a center.
+        At `step`, if there is a center and the map has no inverse; and as `as_preconditioner`.
 
     Examples
     --------

@@ -1,26 +1,28 @@
 """Trajectories that solve a Gaussian exactly, so that only the rest of the log-density costs steps.
 
 With x = center + L z and momenta v ~ N(0, I) the energy is -log pi(x) + |v|^2 / 2. Let N(center, L L^T) be near the
-target, and write -log pi(x) = |z|^2 / 2 + U(z). The first part and the kinetic energy turn (z, v) by one radian in unit
-time, which has a closed form; the rest gives kicks -grad U = L^T grad log pi(x) + z. One step of size h is half a kick,
-a rotation by h, half a kick: reversible, of unit volume, one gradient, and the leapfrog step in the limit of small h.
+target, and write -log pi(x) = |z|^2 / 2 + U(z). The first part and the kinetic energy rotate (z, v) by one radian in
+unit time, in closed form. U changes v alone, at the rate -grad U = L^T grad log pi(x) + z: these are the kicks. One
+step of size h is a kick over h / 2, a rotation by h, and a kick over h / 2. It is reversible, keeps volume and costs
+one gradient. For small h it is the leapfrog step.
 
-Where the target is that Gaussian there are no kicks, and a step of any size is exact. Where it is another, such a step
-is stable for sizes up to about those of a leapfrog step, and its error is of the same order.
+If the target is that Gaussian, the kicks are zero and a step of any size is exact. For another target a step is stable
+up to about the size of a stable leapfrog step, and its error is of the same order.
 
-Other splittings were measured by the smallest ESS of x and of squares per 1000 gradients: HMC on frozen maps, an
-acceptance of 0.8, medians of two or three seeds. Only this one has draws of one gradient where the Gaussian fits, and
-it loses nothing to leapfrog on the banana (32) and the quartic (135).
+Other splittings were measured with HMC on frozen maps, at an acceptance of 0.8. Each number is an ESS per 1000
+gradients, the smallest of all coordinates and their squares, in the median of two or three seeds. Only the step above
+has draws of one gradient where the Gaussian fits. It loses nothing to leapfrog on the banana (32) and the quartic
+(135). In "a against b" below, a is the other splitting and b the step above.
 
-- Rotation by h / 2, kick, rotation by h / 2. It needs the log-density once more where the trajectory ends, here
+- Rotation by h / 2, kick, rotation by h / 2. It needs the log-density once more where the trajectory ends, which is
   counted as half a gradient. Diamonds 442 against 604, German credit 376 against 417, second Gaussian 348 against 374
   at d = 100 and 192 against 181 at d = 1000, a banana in ten dimensions about 22 against 31.
-- Two rotations by h between kicks by 2 a h, (2 - 4 a) h and 2 a h, a = 0.193 (McLachlan 1995). They need two
-  gradients or more. First Gaussian of d = 100 412 against 779, German credit 372 against 417, second Gaussian 404
+- Two rotations by h between kicks over 2 a h, (2 - 4 a) h and 2 a h, a = 0.193 (McLachlan 1995). A draw then takes
+  two gradients or more. First Gaussian of d = 100 412 against 779, German credit 372 against 417, second Gaussian 404
   against 374 at d = 100 and 225 against 181 at d = 1000.
-- Such pairs only where one step is not enough. German credit and breast cancer as here, second Gaussian of d = 1000
-  193 against 169, a quartic log-density 128 against 140, the banana 19 against 31. With a = 1 / 6, which is best for
-  small kicks, second Gaussian 218, quartic 115, diamonds and item response as here.
+- Such pairs of rotations only where one step is not enough. German credit and breast cancer as with the step above,
+  second Gaussian of d = 1000 193 against 169, a quartic log-density 128 against 140, the banana 19 against 31. With
+  a = 1 / 6, which is best for small kicks: second Gaussian 218, quartic 115, diamonds and item response as above.
 
 Source: Shahbaba, Lan, Johnson & Neal (2014), Split Hamiltonian Monte Carlo. Casas, Sanz-Serna & Shaw (2022), Split
 Hamiltonian Monte Carlo revisited: it needs momenta that are preconditioned like the Gaussian, as here.
@@ -44,8 +46,8 @@ __all__ = ["for_blackjax", "is_known", "rotate", "to_integrator", "whiten"]
 def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
     """A BlackJAX `integrator` that solves N(center, L L^T) exactly, for `blackjax.hmc`, `nuts`, `ghmc`, ...
 
-    Use it with `hm.to_metric` of the same map, whose momenta it takes. A step costs one gradient, and five products
-    with L where `hm.hmc` has two, since BlackJAX's momenta are not whitened.
+    Use it with `hm.to_metric` of the same map, because it expects momenta of that metric. A step costs one gradient and
+    six products with L, L^T or their inverses. A step of `hm.hmc` has two, since its momenta are whitened.
 
     Parameters
     ----------
@@ -57,9 +59,9 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
     Raises
     ------
     TypeError
-        If the map has no inverse.
+        If the map has no inverse; and as `as_preconditioner`.
     ValueError
-        At a step, on a center of another d.
+        At a step, on a center of another d; and as `as_preconditioner`.
 
     Examples
     --------
@@ -96,8 +98,22 @@ def to_integrator(inverse_mass_matrix, center: ArrayLikeTree) -> Callable:
 def for_blackjax(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a warm-up as BlackJAX's kernels take them: step_size, inverse_mass_matrix, integrator.
 
-    The step size is right for the integrator: BlackJAX's own needs shorter steps. Without a center in the parameters
-    there is no integrator among the results.
+    The step size was tuned for this integrator. BlackJAX's own, leapfrog, needs shorter steps.
+
+    Parameters
+    ----------
+    parameters
+        The dict that `hm.warmup` returns: step_size (), inverse_mass_matrix, a preconditioner, and center if there is
+        one.
+
+    Returns
+    -------
+    A dict: step_size, inverse_mass_matrix as a BlackJAX `Metric`, and integrator if the parameters have a center.
+
+    Raises
+    ------
+    TypeError
+        If the map has no inverse.
     """
     preconditioner = parameters["inverse_mass_matrix"]
     metric = {"step_size": parameters["step_size"], "inverse_mass_matrix": to_metric(preconditioner)}
@@ -108,10 +124,10 @@ def for_blackjax(parameters: dict[str, Any]) -> dict[str, Any]:
 def rotate(
     start: Array | float, move: Array, momentum: Array, time: Array | float, frequency: Array | float = 1.0
 ) -> tuple[Array, Array]:
-    """The whitened positions start + move, and momenta, some time later: (move, momentum), all (d,).
+    """The whitened position start + move and the momentum after `time`: the new (move, momentum), both (d,).
 
-    frequency: 1 of a standard Gaussian; 0 where there is none, and positions move in straight lines. The move is kept
-    apart from where it began, so that a start far out does not round it away.
+    frequency: 1 for a standard Gaussian, 0 for none, so that positions move in straight lines. The move is kept apart
+    from the start, because in the sum a start far out would round it away.
     """
     cosine_less_1, sine = -2 * jnp.sin(frequency * time / 2) ** 2, jnp.sin(frequency * time)
     z, pace = start + move, jnp.where(frequency > 0, sine, time)
@@ -124,14 +140,14 @@ def is_known(center: ArrayLikeTree) -> Array:
 
 
 def whiten(preconditioner, position: ArrayLikeTree, center: ArrayLikeTree) -> tuple[Array, Array]:
-    """z = L^{-1} (position - center), (d,), and the frequency of the Gaussian about the center, 1.
+    """z = L^{-1} (position - center), (d,), and the frequency of the Gaussian about the center: 1, of shape ().
 
     Both are 0 if the center is not finite: then there is no Gaussian to solve.
 
     Raises
     ------
     TypeError
-        If the map has no `solve`.
+        If the map has no `solve` or no `solve_transpose`.
     ValueError
         If the center is of another d.
     """

@@ -9,7 +9,7 @@ __all__ = ["value_and_grad"]
 
 
 def value_and_grad(logdensity_fn: Callable) -> Callable:
-    """`jax.value_and_grad` of a log-density.
+    """`jax.value_and_grad` of a log-density: position -> (log-density, gradient). The errors come when that is called.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def value_and_grad(logdensity_fn: Callable) -> Callable:
         try:
             return jax.value_and_grad(number)(position)
         except (NotImplementedError, TypeError, ValueError) as error:
-            jax.eval_shape(number, position)  # raises again what is no matter of the gradient
+            jax.eval_shape(number, position)  # raises the error if the log-density has it without the gradient too
             raise ValueError(
                 "the log-density has no reverse-mode gradient, as with a lax.while_loop or a callback: write it with "
                 "lax.scan or give it a jax.custom_vjp."

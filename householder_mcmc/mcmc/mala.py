@@ -9,8 +9,8 @@ L L^T) exactly. In z = L^{-1} (x - center) the proposal is
 
     cos(h) z + sin(h) (xi + h / 2 (L^T grad log pi(x) + z)),
 
-the preconditioned Crank-Nicolson Langevin proposal of Cotter, Roberts, Stuart & White (2013), and MALA's where h is
-small. Where the target is that Gaussian, all are accepted, and at h = pi / 2 draws are independent.
+which is the preconditioned Crank-Nicolson Langevin proposal of Cotter, Roberts, Stuart & White (2013). For small h it
+is MALA's. If the target is that Gaussian, all proposals are accepted, and at h = pi / 2 draws are independent.
 """
 
 import math
@@ -40,7 +40,8 @@ from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["MALAState", "MALAInfo", "init", "build_kernel", "as_top_level_api", "LONGEST_STEP"]
 
-LONGEST_STEP = math.pi / 2  # h that changes anything, with a center: a longer one would only turn back
+# The longest h with a center, a quarter period: a longer step would rotate back towards where it began.
+LONGEST_STEP = math.pi / 2
 
 
 class MALAInfo(NamedTuple):
@@ -49,7 +50,7 @@ class MALAInfo(NamedTuple):
     acceptance_rate (): probability of accepting the proposal, 0 if it was not finite.
     is_accepted (): whether the proposal was accepted.
     is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite at the
-    proposal; or at the state itself, which only a start can be.
+    proposal, or at the state that it was made from. (Only a start can be such a state.)
     """
 
     acceptance_rate: Array
@@ -65,8 +66,8 @@ def init(position: ArrayLikeTree, logdensity_fn: Callable) -> MALAState:
     TypeError
         If a leaf or the log-density is not floating point.
     ValueError
-        If the log-density is no single number or has no reverse-mode gradient; if d = 0; unless they are traced, if the
-        position, the log-density or its gradient is not finite.
+        If the log-density is no single number or has no reverse-mode gradient; if d = 0; if the position, the
+        log-density or its gradient is not finite. The last is not checked where they are traced.
     """
     require_numbers(position)
     x = require_floats(position)
@@ -88,7 +89,7 @@ def build_kernel() -> Callable:
     ) -> tuple[MALAState, MALAInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `mala`.
 
-        Raises TypeError on a state of another sampler, and what `integrator.whiten` raises.
+        Raises TypeError on a state of another sampler, and what `as_preconditioner` and `integrator.whiten` raise.
         """
         require_state(state, MALAState)
         key_noise, key_accept = jax.random.split(rng_key)
@@ -137,21 +138,23 @@ def as_top_level_api(
     logdensity_fn
         Position -> log-density up to a constant.
     step_size
-        sigma^2 / 2, positive.
+        sigma^2 / 2, positive, where sigma is the scale of a move in whitened coordinates.
     inverse_mass_matrix
-        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve`.
+        L L^T, in any form that `as_preconditioner` takes. With a center its map must have `solve` and
+        `solve_transpose`.
     center
-        A position, the mean of the Gaussian N(center, L L^T) that proposals solve exactly. Step sizes beyond pi^2 / 8
-        are then all the same. None, or a center that is not finite: MALA. With a center the worst ESS per gradient was
-        1.8 times that of MALA on a logistic regression with d = 31, and 4.5 times on a Gaussian with d = 100 and a
-        linear regression with d = 26, on the same maps. `hmc` with a center has as much or more.
+        A position: the mean of the Gaussian N(center, L L^T) that proposals solve exactly. Step sizes beyond pi^2 / 8
+        are then all the same. With None, or a center that is not finite, the proposal is MALA's. With a center the
+        worst ESS per gradient was 1.8 times that of MALA on a logistic regression with d = 31, and 4.5 times on a
+        Gaussian with d = 100 and a linear regression with d = 26, on the same maps. `hmc` with a center has as much or
+        more.
 
     Raises
     ------
     ValueError
-        If the step size is not positive, or, at `step`, the center is of another d.
+        If the step size is not positive, or, at `step`, the center is of another d; and as `as_preconditioner`.
     TypeError
-        At `step`, if the map has no `solve` and there is a center.
+        At `step`, if there is a center and the map has no inverse; and as `as_preconditioner`.
 
     Examples
     --------
@@ -169,8 +172,10 @@ def as_top_level_api(
 
 
 def _log_q_ratio(noise, drifts):
-    """log q(y -> x) - log q(x -> y): the noise of the reverse move is -(noise + drifts), all whitened.
+    """log q(y -> x) - log q(x -> y), (), of whitened vectors (d,).
 
-    Half the difference of squared lengths, as products that do not cancel; two sums take fewer passes than one.
+    noise: of the move x -> y. drifts: those of both moves, over sqrt(2 step_size). The noise of y -> x is
+    -(noise + drifts), so the result is (|noise|^2 - |noise + drifts|^2) / 2. It is written as products, because the
+    difference of squares would cancel. Two sums take fewer passes over memory than one.
     """
     return -jnp.sum(drifts * noise) - jnp.sum(drifts**2) / 2

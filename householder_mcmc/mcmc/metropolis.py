@@ -34,12 +34,12 @@ class ChainState(Protocol):
 
 
 def accept_or_reject(rng_key, log_ratio: Any, state: Any, proposal: Any) -> tuple[Any, tuple[Array, Array, Array]]:
-    """Metropolis's choice between a state and a proposal, given the logarithm of its ratio.
+    """Metropolis's choice between a state and a proposal. log_ratio (): logarithm of the Metropolis ratio.
 
     Non-finite proposals are rejected. A chain whose own state is not finite accepts the first finite proposal.
 
-    Returns the new state, and a tuple: the acceptance rate, whether the proposal was accepted, whether the log-density,
-    the position or the gradient of either was not finite.
+    Returns the new state, and a tuple of three (): the acceptance rate, whether the proposal was accepted, and whether
+    the log-density, the position or the gradient of the proposal or of the state was not finite.
     """
     is_bad_start, is_bad_proposal = ~is_finite(state), ~is_finite(proposal)
     log_ratio = jnp.where(is_bad_start, jnp.inf, log_ratio)
@@ -49,21 +49,21 @@ def accept_or_reject(rng_key, log_ratio: Any, state: Any, proposal: Any) -> tupl
 
 
 def require_state(state: Any, kind: type) -> None:
-    """Raise TypeError if a kernel's state is not of its kind, as one of another sampler."""
+    """Raise TypeError unless a state is of the class `kind`: it may be one of another sampler."""
     if not isinstance(state, kind):
         name, given = kind.__name__, type(state).__name__
         raise TypeError(f"the kernel steps from a {name}, got a {given}: make one with the kernel's own `init`.")
 
 
 def require_positive(step_size) -> None:
-    """Raise ValueError unless a step size is one number and, if at hand, positive and finite."""
-    # by NumPy, since within a jitted function JAX's comparisons of known arrays are traced
+    """Raise ValueError unless a step size is one number and, if it is not traced, positive and finite."""
+    # by NumPy, because within a jitted function JAX traces comparisons of known arrays too
     if np.shape(step_size) != () or is_concrete(step_size) and not 0 < np.asarray(step_size) < np.inf:
         raise ValueError(f"step_size must be a positive and finite number, got {step_size}.")
 
 
 def require_rate(target_acceptance_rate) -> None:
-    """Raise ValueError if a target of the acceptance rate is at hand and not between 0 and 1."""
+    """Raise ValueError if a target of the acceptance rate is not between 0 and 1. A traced one passes."""
     if is_concrete(target_acceptance_rate) and not 0 < np.asarray(target_acceptance_rate) < 1:
         raise ValueError(f"target_acceptance_rate must be between 0 and 1, got {target_acceptance_rate}.")
 
@@ -71,7 +71,7 @@ def require_rate(target_acceptance_rate) -> None:
 def require_finite(state: ChainState) -> None:
     """Raise ValueError if a state, or one of a batch, has a non-finite position, log-density or gradient.
 
-    Unless the values are not at hand: traced, or in part on the devices of other processes.
+    Values that cannot be read here pass: those that are traced, or in part on the devices of other processes.
     """
     if not all(map(is_concrete, jax.tree.leaves(state))):
         return
@@ -79,7 +79,7 @@ def require_finite(state: ChainState) -> None:
     num = len(state.logdensity) if is_batch else 1
 
     def each_finite(tree):
-        """Of each state, (num,). By NumPy, which compiles nothing."""
+        """Whether a tree is finite, for each state, (num,). By NumPy, because JAX would compile."""
         leaves = [np.isfinite(np.asarray(leaf)).reshape(num, -1) for leaf in jax.tree.leaves(tree)]
         return np.all(np.concatenate(leaves, axis=1), axis=1)
 
@@ -97,6 +97,6 @@ def require_finite(state: ChainState) -> None:
 
 
 def is_finite(state: ChainState) -> Array:
-    """Whether the log-density and all of the position and of the gradient are."""
+    """Whether the log-density and every coordinate of the position and of the gradient are finite, ()."""
     x, logdensity_grad = ravel_pytree(state.position)[0], ravel_pytree(state.logdensity_grad)[0]
     return jnp.isfinite(state.logdensity) & jnp.all(jnp.isfinite(x) & jnp.isfinite(logdensity_grad))
