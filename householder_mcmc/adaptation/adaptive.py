@@ -1,6 +1,6 @@
 """Many chains of a sampler learn one preconditioner and one step size, at every step.
 
-Source: Hird & Livingstone (2026). The adaptive step is their Algorithm 1; the sampler of theirs is MALA, Algorithm 2.
+Source: Hird & Livingstone (2026). The adaptive step is their Algorithm 1. They use it with MALA, their Algorithm 2.
 """
 
 import math
@@ -36,17 +36,21 @@ __all__ = [
     "resume",
 ]
 
-# The share of the search that a chain which is behind makes alone: its own rate varies more than the mean of all.
+# A chain that is behind searches for a step size of its own. Its log sigma moves by this part of `search_move`, because
+# the acceptance rate of one chain varies more than the mean of all.
 _ALONE = 0.5
 
-# It changes by no more than this factor, so that a chain on a plateau does not leave what floating point can represent.
+# Its sigma differs from the shared one by no more than this factor, so that on a plateau it neither overflows nor
+# underflows.
 _MOST_ALONE = 1e10
 
-# From so many steps of learning on the map tells how wide a mode is: four blocks of `two_ended`. Chosen.
+# No chain is moved before the learner has learnt for this many steps: only then does the map tell how wide a mode is.
+# These are four blocks of `two_ended`. Chosen.
 _KNOWN = 40
 
 # Steps that the running means of the chains' acceptance rates remember. Rates have a standard deviation of 0.35 or
-# less, so such a mean has a standard error of 0.035, five of which fit between the target and the share below.
+# less, so such a mean has a standard error of 0.035. Five of these fit between MALA's target and 0.7 of it, below which
+# `step_size.weigh` raises the weight of a chain.
 _ACCEPTANCE_MEMORY = 50
 
 
@@ -55,14 +59,14 @@ class AdaptiveState(NamedTuple):
 
     chains: states of the sampler with a leading chain axis.
     scheme: state of the learner.
-    step_size: that the chains share.
-    log_factors (num_chains,): what chains that are behind add to log sigma; 0 of the others.
-    acceptance_rate (num_chains,): running means.
+    step_size: the `StepSize` that the chains share.
+    log_factors (num_chains,): what chains that are behind add to log sigma; 0 for the others.
+    acceptance_rate (num_chains,): running means of the acceptance rates.
     levels (num_chains,): running means of the log-densities.
-    lag: of the chains that are behind.
-    climb: whether the chains in front are still climbing.
+    lag: a `Lag`, how long chains have been behind.
+    climb: a `Climb`, whether the other chains are still climbing.
     num_moves (num_chains,): how often a chain took the state of another.
-    num_steps (): made.
+    num_steps (): steps made.
     """
 
     chains: Any
@@ -91,8 +95,8 @@ class AdaptiveInfo(NamedTuple):
     """What happened in a step.
 
     acceptance_rate, is_accepted, is_nonfinite (num_chains,): as in `MALAInfo`.
-    num_gradients (num_chains,): of the log-density.
-    step_size (): the one used.
+    num_gradients (num_chains,): gradients of the log-density in this step.
+    step_size (): the shared step size of this step.
     """
 
     acceptance_rate: Array
@@ -105,15 +109,18 @@ class AdaptiveInfo(NamedTuple):
 def init(
     positions: ArrayLikeTree, logdensity_fn: Callable, scheme: Scheme, sampler: Sampler, num_chains: int
 ) -> AdaptiveState:
-    """The state at positions whose leaves have a leading axis of length num_chains. sigma starts at d^(-1/4) / 2.
+    """The state at positions whose leaves have a leading axis of length num_chains.
+
+    sigma, the scale of a move in whitened coordinates, starts at d^(-1/4) / 2.
 
     Raises
     ------
     ValueError
-        If a leaf lacks the chain axis, a start is not finite, or d = 0.
+        If `num_chains` is below 1, a leaf lacks the chain axis, a start is not finite, or d = 0; if the log-density is
+        no single number or has no reverse-mode gradient; and what `scheme.init` raises.
     TypeError
-        If a leaf is not floating point, all have fewer than 32 bits, `scheme` is not a `Scheme`, or `num_chains` no
-        integer.
+        If a leaf or the log-density is not floating point, all leaves have fewer than 32 bits, `scheme` is not a
+        `Scheme`, or `num_chains` no integer.
     """
     num_chains = require_integer("num_chains", num_chains)
     if not isinstance(scheme, Scheme):
@@ -125,9 +132,9 @@ def init(
 
 
 def resume(state: AdaptiveState, scheme: Scheme, sampler: Sampler, num_chains: int) -> AdaptiveState:
-    """The state with chains of another sampler, to go on from.
+    """The state, its chains as states of `sampler`, so that a run can go on from it.
 
-    Raises ValueError if it is of another scheme or of another number of chains.
+    Raises ValueError if the state is of another scheme, as its shapes show, or has another number of chains.
     """
     x = jax.eval_shape(ravel_chains, state.position)
     expected, found = (jax.tree.map(jnp.shape, tree) for tree in (jax.eval_shape(scheme.init, x), state.scheme))
@@ -175,13 +182,14 @@ def build_kernel(
 ) -> Callable:
     """Return kernel(rng_key, state, logdensity_fn) -> (state, info): a step of all chains, then one of learning.
 
-    is_learning: whether the learner learns and the step size may be sought; the step size is followed in any case.
-    is_early: whether it costs little to start the learner anew. may_move: whether a chain that is behind, in a place of
-    negligible mass, takes the state of another.
+    is_learning: whether the learner learns, and a search for the step size may go on or begin. (Otherwise the step size
+    still follows the acceptance.)
+    is_early: whether starting the learner anew costs little, so that a smaller rise is a climb, see `Climb.watch`.
+    may_move: whether a chain that is behind, in a place of negligible mass, takes the state of another.
     """
 
     def kernel(rng_key: PRNGKey, state: AdaptiveState, logdensity_fn: Callable) -> tuple[AdaptiveState, AdaptiveInfo]:
-        # 1. All chains move, those that are behind with steps of their own.
+        # 1. All chains move. Those that are behind have their own step sizes, and no center.
         learnt = parameters(scheme, sampler, state)
         preconditioner = learnt["inverse_mass_matrix"]
         longest: Any = math.inf
@@ -197,7 +205,7 @@ def build_kernel(
 
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors, state.lag.num_steps > 0)
 
-        # 2. Who is behind, and whether it is worth waiting for.
+        # 2. Which chains are behind, and which of these take the state of another because theirs has negligible mass.
         x = ravel_chains(chains.position)
         dim = x.shape[1]
         levels = follow_levels(state.levels, chains.logdensity, dim)
@@ -213,7 +221,7 @@ def build_kernel(
         chains, levels = _moved((chains, levels), is_moved, to=~is_behind)
         were_behind, is_behind = is_behind, is_behind & ~is_moved
 
-        # 3. The step size follows the acceptance of the others.
+        # 3. The shared step size follows the acceptance of the other chains.
         errors = info.acceptance_rate.astype(levels.dtype) - target_acceptance_rate
         weights = weigh(state.acceptance_rate, jax.vmap(is_finite)(chains) & ~is_behind, target_acceptance_rate)
         step_size = state.step_size.follow(
@@ -222,9 +230,9 @@ def build_kernel(
         log_factors = state.log_factors + _ALONE * search_move(errors, target_acceptance_rate)
         log_factors = jnp.clip(log_factors, -math.log(_MOST_ALONE), math.log(_MOST_ALONE))
 
-        # 4. The learner learns from them, and starts anew while they climb.
+        # 4. The learner learns from the other chains, and starts anew while they climb.
         draws = good_draws(chains, is_behind)
-        were_behind |= state.lag.num_steps > 0  # so that a leap from there to the others is no climb
+        were_behind |= state.lag.num_steps > 0  # a rise from there to the others is no climb
         climb, has_begun = state.climb.watch(chains.logdensity, were_behind, dim, state.num_steps, is_early)
         climb, has_begun = jax.tree.map(partial(jnp.where, is_learning), (climb, has_begun), (state.climb, False))
 
@@ -232,7 +240,7 @@ def build_kernel(
             learner = scheme.update(learner, *draws)
             return only_if(climb.resets_left > 0, lambda learner: scheme.start_anew(learner, draws[0]), learner)
 
-        # A learner that always learns is no loop, so that over many devices it says what it says at every step.
+        # A learner that always learns needs no loop, so what devices send at every step is in the main program.
         always = is_learning is True
         learner = learn(state.scheme) if always else only_if(jnp.asarray(is_learning), learn, state.scheme)
 
@@ -256,20 +264,24 @@ def build_kernel(
 
 
 def _moved(chains, is_moved, to):
-    """Chains with those that are moved at the state of the first one of those they may move to."""
+    """A tree of chains in which those of `is_moved` have the state of the first one of `to`.
+
+    is_moved, to (num_chains,): masks.
+    """
     first = jnp.argmax(to, keepdims=True)
 
     def move(leaf):
-        there = leaf.at[first].get(mode="promise_in_bounds")  # a slice gathers sharded chains
+        there = leaf.at[first].get(mode="promise_in_bounds")  # a slice would gather sharded chains
         return jnp.where(is_moved.reshape(-1, *[1] * (leaf.ndim - 1)), there, leaf)
 
     return jax.tree.map(move, chains)
 
 
 def parameters(scheme: Scheme, sampler: Sampler, state: AdaptiveState) -> dict[str, Any]:
-    """What the sampler needs of what is learnt: inverse_mass_matrix, and center if both know what that is.
+    """What the sampler is given of what is learnt: a dict of inverse_mass_matrix and, where there is one, center.
 
-    The center is NaN while chains rest elsewhere: one Gaussian does not serve them all.
+    There is a center if the sampler takes one, the scheme learns one, and the map has an inverse. It is NaN while a
+    chain has been behind for 50 steps or more, because one Gaussian does not fit all chains then.
     """
     preconditioner = scheme.preconditioner(state.scheme)
     learnt: dict[str, Any] = {"inverse_mass_matrix": preconditioner}
@@ -281,21 +293,21 @@ def parameters(scheme: Scheme, sampler: Sampler, state: AdaptiveState) -> dict[s
 
 
 def _without_center(learnt, is_due):
-    """Where that is due, the center is NaN."""
+    """The parameters; where `is_due`, with a center of NaN."""
     if "center" not in learnt:
         return learnt
     return learnt | {"center": jax.tree.map(lambda leaf: jnp.where(is_due, jnp.nan, leaf), learnt["center"])}
 
 
 def dimension(chains) -> int:
-    """d, of chains with a leading axis."""
+    """d of states with a leading chain axis."""
     return jax.eval_shape(ravel_chains, chains.position).shape[1]
 
 
 def good_draws(chains, is_behind: bool | Array = False) -> tuple[Array, Array]:
-    """The chains' positions and scores, both (num_chains, d).
+    """The chains' positions and scores (gradients of the log-density), both (num_chains, d).
 
-    The first good chain takes the place of those that are behind or not finite.
+    Chains that are behind or not finite are replaced by the first one that is neither, if there is one.
     """
     x, scores = ravel_chains(chains.position), ravel_chains(chains.logdensity_grad)
     is_good = jax.vmap(is_finite)(chains) & ~jnp.asarray(is_behind)

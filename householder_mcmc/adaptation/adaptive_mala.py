@@ -1,8 +1,8 @@
 """Adaptive MALA, as a BlackJAX sampling algorithm.
 
-Source: Hird & Livingstone (2026), Algorithm 1, the adaptive step, and Algorithm 2, the MALA kernel. The chain is not
-Markov while it adapts: with gains that go to zero its averages converge, but to sample from a kernel that leaves the
-target invariant, use `warmup` and freeze.
+Source: Hird & Livingstone (2026), Algorithm 1, the adaptive step, and Algorithm 2, the MALA kernel. An adaptive chain
+is not Markov, and its kernel does not leave the target invariant. Its averages converge if the gains go to zero. To
+sample from an invariant kernel use `warmup`, which freezes what it has learnt.
 """
 
 import warnings
@@ -59,14 +59,29 @@ def as_top_level_api(
     logdensity_fn
         Position of one chain -> log-density up to a constant.
     scheme
-        What is learnt, for example `hm.eigen(rank=3)`. Gains that do not decay fast enough give a warning.
+        What is learnt, for example `hm.eigen(rank=3)`. There is a warning if its gains, or `step_size_gain`, do not
+        decay like t^-0.5 or faster.
     num_chains
         Number of chains that share what is learnt. More chains learn better: the differences between chains carry the
         variances before any single chain has crossed the target.
     target_acceptance_rate
-        What the step size is adapted to, averaged over the chains.
+        Acceptance rate, averaged over the chains, that the step size is adapted to.
     step_size_gain
-        Schedule of the step on log sigma, from the step on at which the acceptance crosses its target.
+        Schedule: count -> the gain of log sigma. The count is 0 until the acceptance crosses its target.
+
+    Returns
+    -------
+    `SamplingAlgorithm`: `init(positions)` -> `AdaptiveState`, leaves of positions (num_chains, ...), and
+    `step(rng_key, state)` -> (`AdaptiveState`, `AdaptiveInfo`).
+
+    Raises
+    ------
+    ValueError
+        If the target is not between 0 and 1. At `init`, if `num_chains` is below 1, a leaf lacks the chain axis, a
+        start is not finite, or d = 0; and what the scheme refuses.
+    TypeError
+        At `init`, if a leaf or the log-density is not floating point, all leaves have fewer than 32 bits, `scheme` is
+        not a `Scheme`, or `num_chains` no integer.
 
     Examples
     --------

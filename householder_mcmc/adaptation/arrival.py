@@ -3,7 +3,7 @@
 At a log-density of -1e50 no step size of an MCMC kernel is right. A quasi-Newton ascent does not depend on the size of
 the log-density or of its gradient, nor on the units of coordinates. It must end early: at a mode, or in the neck of a
 funnel, chains are further from typical draws than before. So a climb is over when it gains little, and the chain goes
-back to where that began: the rest is left to the kernel.
+back to the point from which it gained little. The kernel makes the rest of the way.
 
 Source: L-BFGS, Nocedal & Wright (2006), Algorithms 7.4 and 7.5. It differs in three ways. The diagonal of the first
 matrix is |s| / |y| of the latest pairs, coordinate by coordinate, which follows a change of units. The line search has
@@ -46,12 +46,13 @@ _MOST_GRADIENTS = 300
 # Pairs of steps and changes of the gradient. Five to ten are usual.
 _MEMORY = 6
 
-# Below minus this many nats the log-density is bent. Not sooner: from -1e12 a regression with an unknown sigma climbs
-# along log sigma alone if its logarithm counts (by a bend at 1e6 it stops 3000 nats below, by one at 1e12 60).
+# Below minus this many nats the log-density is bent, see `_bend`. Not sooner: where the logarithm of its log-density is
+# climbed, a regression with an unknown sigma climbs along log sigma alone. (Such a climb from -1e12 ends 3000 nats too
+# low with a bend at 1e6, and 60 with one at 1e12.)
 _BEND = 1e12
 
-# Of the line search: the part of the predicted gain that a step must reach, and the part of the first slope above which
-# a longer step is tried. Nocedal & Wright have 1e-4 and 0.9; a smaller one makes longer steps.
+# The line search: the part of the predicted gain that a step must reach, and the part of the first slope above which a
+# longer step is tried. Nocedal & Wright have 1e-4 and 0.9. A smaller second number makes longer steps.
 _SUFFICIENT = 1e-4
 _STEEP = 0.5
 
@@ -59,12 +60,12 @@ _STEEP = 0.5
 _SHORTEST = 0.05
 _LONGEST = 0.5
 
-# A coordinate is flat, and not to gain as much as the others, if its slope is less than this part of the steepest: a
-# ratio of 1e-12 is that of units of 1e6 and 1e-6, and 1e-3 is for the place. (Without it a coordinate may go 1e40 far
-# where slopes are exponentials.)
+# A coordinate is flat if its slope is less than this part of the steepest. Then it is not made to gain as much as the
+# others. Units of 1e6 and 1e-6 give slopes a ratio of 1e-12, and another 1e-3 is for where the coordinates are.
+# (Without this limit a coordinate may go 1e40 far where slopes are exponentials.)
 _FLAT = 1e-15
 
-# After as many failures in a row the memory is cleared.
+# After this many trials in a row that fail, the memory is cleared.
 _FAILURES = 5
 
 
@@ -96,11 +97,12 @@ class _Climb(NamedTuple):
     start: where the line search begins. best: the best point of it. direction (d,), step (), slope (): the next trial
     is start.x + step * direction, and slope is that of the bent log-density along the direction.
     failures (), growth (): trials that failed in a row; longer steps that were tried.
-    power (): of the direction without a memory, see `_plain`.
+    power (): exponent of the direction that is taken without a memory, see `_plain`.
     steps, changes (memory, d): pairs s, y, oldest first, scaled to s . y = 1; rows of zeros at first.
     anchor (d,), level (): the start, or the last point that was reached by enough of a gain, and its log-density.
-    waited (): evaluations since then. has_left: whether the anchor is no more the start. has_settled: whether a line
-    search since then ended at a smaller slope. count (): evaluations. is_over: whether there are no more.
+    waited (): evaluations since the anchor was reached. has_left (): whether the anchor is another point than the
+    start. has_settled (): whether a line search since then ended at a smaller slope.
+    count (): evaluations. is_over (): whether the climb is over.
     """
 
     start: Any
@@ -125,12 +127,12 @@ class _Climb(NamedTuple):
 def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree, ArrivalInfo]:
     """Each chain climbs from its start to where an MCMC kernel can go on.
 
-    It is a choice of starts, which no kernel's detailed balance depends on. A start is near if 20 evaluations of a
+    This only chooses starts, on which no kernel's invariance depends. A start is near if 20 evaluations of a
     quasi-Newton ascent gain no more than 1000 nats (or 2 d, if that is more), and comes back as it was, bit for bit.
     Another chain climbs until 20 evaluations gain no more than 100 nats (or 2 d), and goes back to where these began:
-    not far towards a mode or into the neck of a funnel. Values that are not finite are stepped back from. A chain uses
-    300 gradients at most, and 21 if it is near. The result does not depend on the other chains, and nothing is random.
-    Chains may still arrive at different modes.
+    not far towards a mode or into the neck of a funnel. A step to values that are not finite is shortened. A chain uses
+    300 gradients at most, and 21 if its start is near. The result does not depend on the other chains, and nothing is
+    random. Chains may still arrive at different modes.
 
     Parameters
     ----------
@@ -169,9 +171,9 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
 
 
 def are_far(logdensity: Array, dim: int) -> Array:
-    """Whether starts are to climb before a warm-up, (): if log-densities (num_chains,) differ by 1000 or 2 d.
+    """Whether chains climb before a warm-up, (): if log-densities (num_chains,) differ by more than max(1000, 2 d).
 
-    One chain has none to differ from, and climbs.
+    They do too if one is not finite, and if there is one chain, which has no other to compare with.
     """
     return jnp.asarray(len(logdensity) == 1) | ~(jnp.ptp(logdensity) <= max(_FAR, _FAR_BY_DIM * dim))
 
@@ -190,7 +192,7 @@ def _arrive(logdensity_fn):
 
 
 def ascend(logdensity_fn: Callable, x: Array) -> tuple[Array, Array, Array, Array]:
-    """The ascent of one chain from x (d,), of at least 32 bits, for a log-density of (d,).
+    """The ascent of one chain from x (d,), of at least 32 bits. logdensity_fn: (d,) -> ().
 
     Returns x, its log-density (-inf if that or the gradient is not finite at the start), the number of gradients
     (int32) and whether the chain has arrived. Traces the log-density once. O(d) memory.
@@ -213,12 +215,12 @@ def ascend(logdensity_fn: Callable, x: Array) -> tuple[Array, Array, Array, Arra
         failures = jnp.where(is_better, 0, climb.failures + 1)
         is_reset = failures >= _FAILURES
         is_new = is_done | is_reset
-        top = predicted / (2 * (predicted - gain))  # of a parabola, in steps
+        top = predicted / (2 * (predicted - gain))  # where a parabola has its top, in units of the step
         factor = jnp.clip(jnp.where(is_finite & (top > 0), top, 0), _SHORTEST, _LONGEST)
         factor = jnp.where(is_steep, 2.0 ** (1 + climb.growth).astype(dtype), factor)
         best = _where(is_better, trial, climb.best)
 
-        # 2. Where it is done, its step and the change of the gradient enter the memory, and the next one begins.
+        # 2. Where it is done, its step and the change of the gradient enter the memory, and the next search begins.
         steps, changes = _remember(climb, best, is_done & ~is_first)
         power = jnp.where(is_done, 2, jnp.where(is_reset, (climb.power + 2) % 3, climb.power))  # 2, 1, 0, 2, ...
         plain = _plain(best.slope, power, jnp.maximum(least_gain, jnp.abs(_bend(best.value))))
@@ -229,7 +231,7 @@ def ascend(logdensity_fn: Callable, x: Array) -> tuple[Array, Array, Array, Arra
         is_kept = is_newton | ~is_new
         steps, changes = jnp.where(is_kept, steps, 0), jnp.where(is_kept, changes, 0)
 
-        # 3. The climb is over where it has not gained enough for long.
+        # 3. The climb is over where `_PATIENCE` evaluations have not gained enough.
         has_risen = is_first | (best.value - climb.level > jnp.where(climb.has_left, least_gain, far))
         waited = jnp.where(has_risen, 0, climb.waited + 1)
         is_level = ~jnp.any(best.slope != 0)
@@ -311,7 +313,10 @@ def _remember(climb, best, is_done):
 
 
 def _newton(steps, changes, slope, gain):
-    """The L-BFGS direction. A coordinate that the memory tells nothing of is to gain its share of `gain`."""
+    """The L-BFGS direction, (d,), from steps and changes (memory, d) and the slope (d,).
+
+    A coordinate in which the memory has no step, or no change of the gradient, is to gain its share, gain / d.
+    """
     weights = 0.5 ** jnp.arange(_MEMORY, 0, -1, slope.dtype)[:, None]  # half for each younger pair
     lengths, widths = jnp.sum(weights * jnp.abs(steps), 0), jnp.sum(weights * jnp.abs(changes), 0)
     size, largest = _sizes(slope)
@@ -335,10 +340,10 @@ def _newton(steps, changes, slope, gain):
 
 
 def _plain(slope, power, gain):
-    """The direction sign(slope) |slope|^(1 - power) of a length that is predicted to gain `gain`.
+    """The direction sign(slope) |slope|^(1 - power), of a length that is predicted to gain `gain`.
 
-    With power 2 each coordinate is to gain the same, whatever its units; a coordinate with a small slope goes far. 1 is
-    for coordinates of like sizes, and 0 the gradient: taken in turn where steps fail.
+    With power 2 each coordinate is to gain the same, whatever its units, so one with a small slope goes far. With power
+    1 all coordinates go equally far. With power 0 it is the gradient. Where steps fail, the three are taken in turn.
     """
     size, largest = _sizes(slope)
     length = size * jnp.maximum(size, _FLAT) ** -power.astype(slope.dtype)

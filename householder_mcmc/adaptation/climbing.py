@@ -1,4 +1,4 @@
-"""Chains that are on their way or behind the others: told by their log-densities, without any kernel."""
+"""Which chains are climbing, and which are behind the others: judged by their log-densities, whatever the kernel."""
 
 import math
 from typing import NamedTuple
@@ -9,37 +9,40 @@ from blackjax.types import Array
 
 __all__ = ["Climb", "Lag", "are_negligible", "find_behind", "find_front", "follow_levels"]
 
-# A rise of the log-density by more than d + 10 is a climb. In the first half, where starting anew costs little, one by
-# more than 6 d^(1/2) + 10 is, if that is less. Of two draws of a Gaussian the log-densities differ by d^(1/2), in
-# standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
+# A rise of the log-density by more than d + 10 is a climb. In the first half of a warm-up, where starting anew costs
+# little, a rise by more than min(d, 6 d^(1/2)) + 10 is one. The log-densities of two draws of a Gaussian differ by
+# d^(1/2), in standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
 # (Neither made a difference on three targets of d = 26 to 102, where no two draws differ by so much.)
 _RISE = 10
 _DEVIATIONS = 6
 
-# The learner is reset at each of this many steps after a climb: by then the step size fits the map that it starts from.
+# When a climb begins the learner is reset at each of this many steps: by then the step size fits the map that it starts
+# from.
 # (With 1 or 30 one seed of nine ends at a third of its ESS or less: `benchmarks/results/warmup_constants.md`.)
 _RESETS = 10
 
-# From this step on a climb is slow, and the learner gets more than `_SPELL` steps between two series of resets. (Where
-# that begins at step 500, two of three seeds of `diamonds` end at a hundredth of their ESS; spells of 5 and of 80 steps
-# do as well as 20.)
+# From this step on a climb is slow. The learner then gets more than `_SPELL` steps between two series of resets, so
+# that a map learnt on the way can shorten the climb. (If that begins at step 500, two of three seeds of `diamonds` end
+# at a hundredth of their ESS. Spells of 5 and of 80 steps do as well as 20.)
 _SLOW = 100
 _SPELL = 20
 
 # Steps that a chain's level remembers, so that it is nearer to the mean of its log-densities than draws are.
 _LEVEL_MEMORY = 20
 
-# The front is the highest level but for a quarter of the chains, so that one in a narrow place of high density does not
-# leave the others behind.
+# The front is the highest level once the top one in four chains is left out, so that a chain in a narrow place of high
+# density does not leave the others behind.
 _FRONT_PART = 4
 
-# Log-densities of 32 bits at -1e9 are known to 64: levels nearer than this many units of rounding are equal.
+# Near -1e9 float32 rounds a log-density to multiples of 64. So to be behind, the level of a chain must be lower by this
+# many units of rounding in addition.
 _ROUNDING = 8
 
-# Widths of more than this, in units of the map, are those of a plateau without end. Their squares are finite.
+# A chain that moves further than this, in units of the map, is on a plateau without end. Moves are cut to it, so that
+# their squares are finite.
 _WIDEST = 1e15
 
-# Steps that a chain must have been behind before it is judged by how far it has moved.
+# A chain that is behind is judged, each time after this many steps, by how far it has moved in them.
 _PATIENCE = 50
 
 # Steps after which a chain that is still behind is taken to stay: its mode has then been judged three times. Chosen.
@@ -47,7 +50,10 @@ _ENDURANCE = 3 * _PATIENCE
 
 
 def follow_levels(levels: Array, logdensity: Array, dim: int) -> Array:
-    """Running means of the chains' log-densities, (num_chains,). A rise of more than d + 10 is followed at once."""
+    """Running means of the chains' log-densities, (num_chains,), over about 20 steps.
+
+    A rise of more than d + 10 is followed at once. A log-density that is not finite is left out.
+    """
     logdensity = logdensity.astype(levels.dtype)
     is_climbing = ~(logdensity - levels <= dim + _RISE)
     followed = jnp.where(is_climbing, logdensity, levels + (logdensity - levels) / _LEVEL_MEMORY)
@@ -55,12 +61,12 @@ def follow_levels(levels: Array, logdensity: Array, dim: int) -> Array:
 
 
 def find_front(levels: Array) -> Array:
-    """The level of the chains in front, (): the highest but for a quarter of them."""
+    """The level of the chains in front, (): the highest once the top quarter of the chains is left out."""
     return jnp.sort(levels, descending=True)[len(levels) // _FRONT_PART]
 
 
 def find_behind(levels: Array, dim: int) -> Array:
-    """Which chains are more than d + 10 below the front, (num_chains,)."""
+    """Which chains have levels more than d + 10 below the front, (num_chains,)."""
     front = find_front(levels)
     rounding = _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(front)
     return ~(levels >= front - (dim + _RISE) - rounding)
@@ -69,7 +75,8 @@ def find_behind(levels: Array, dim: int) -> Array:
 class Lag(NamedTuple):
     """How long chains have been behind, and where they were.
 
-    num_steps (num_chains,): in a row. positions (num_chains, d): before them, or before the latest 50 of them.
+    num_steps (num_chains,): steps behind, in a row; 0 for a chain that is not behind.
+    positions (num_chains, d): where a chain was when it fell behind, or at the last 50th step since then.
     """
 
     num_steps: Array
@@ -86,24 +93,25 @@ class Lag(NamedTuple):
         return self.num_steps >= _PATIENCE
 
     def follow(self, x: Array, is_behind: Array) -> tuple["Lag", Array]:
-        """The lag of chains at x (num_chains, d), and which of them have been behind for another 50 steps."""
+        """The lag, with chains at x (num_chains, d), and which chains have now been behind for another 50 steps."""
         num_steps = jnp.where(is_behind, self.num_steps + 1, 0)
         is_anew = num_steps % _PATIENCE == 0
         return Lag(num_steps, jnp.where(is_anew[:, None], x, self.positions)), is_anew & is_behind
 
 
 def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
-    """Whether the modes in which chains rest hold a negligible part of the mass, (num_chains,).
+    """Whether the mode in which a chain rests holds a negligible part of the mass, (num_chains,).
 
-    A mode holds exp(-gap) times its volume of the mass of the others: a lower one that is wide may hold as much. Its
-    volume is judged by how far a chain has moved in it, in units of the others: two draws differ by 2 d widths^2. It is
-    negligible if it would be behind, by more than d + 10, with its volume too.
+    It holds exp(-gap) V times the mass of the others' mode, where V is the ratio of the volumes. So a lower mode that
+    is wide may hold as much. In units of the map L of the others it has a width w, and V = w^d. Two draws of it differ
+    by |L^{-1} (x - x')|^2 = 2 d w^2, so w is estimated from how far the chain has moved. The mode is negligible if
+    gap > d + 10 + max(log V, 0).
 
-    gap (num_chains,): of the log-density, below that of the others. moved (num_chains, d): way in 50 steps.
-    preconditioner: of the others.
+    gap (num_chains,): by how much the log-density is below that of the others. moved (num_chains, d): the last 50
+    steps, x - x'. preconditioner: L. If it has no `solve`, no mode is negligible.
     """
     dim = moved.shape[1]
-    if not hasattr(preconditioner, "solve"):  # a map of the user's own may lack it; no chain is moved then
+    if not hasattr(preconditioner, "solve"):  # a map of the user's own may lack it
         return jnp.zeros(gap.shape, bool)
     moved = jnp.clip(jax.vmap(preconditioner.solve)(moved), -_WIDEST, _WIDEST)
     widths_squared = jnp.sum(moved**2, axis=1) / (2 * dim)
@@ -115,8 +123,8 @@ class Climb(NamedTuple):
     """A chain is climbing if its log-density has risen, since the learner last started, by more than draws differ.
 
     levels (num_chains,): log-densities where the learner last started.
-    resets_left (): of the learner, this step's included.
-    steps_learnt (): since the last reset.
+    resets_left (): resets of the learner to come, this step's included.
+    steps_learnt (): steps since the last reset.
     """
 
     levels: Array
@@ -126,9 +134,12 @@ class Climb(NamedTuple):
     def watch(
         self, logdensity: Array, is_behind: Array, dim: int, count: Array, is_early: Array | bool
     ) -> tuple["Climb", Array]:
-        """The climb after step `count`, and whether a new one has begun, ().
+        """The climb after step `count`, and whether a new series of resets has begun, ().
 
-        logdensity (num_chains,): of the chains now. Those that are behind may climb without it.
+        It begins if a chain has risen by more than d + 10, or by more than min(d, 6 d^(1/2)) + 10 if `is_early`. From
+        step 100 on half of the chains must have risen, and the learner must have learnt for more than 20 steps.
+
+        logdensity (num_chains,): of the chains now. is_behind (num_chains,): chains whose rise does not count.
         """
         logdensity = logdensity.astype(self.levels.dtype)
         rise = logdensity - self.levels

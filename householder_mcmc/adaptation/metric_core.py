@@ -21,7 +21,11 @@ __all__ = ["MetricCoreState", "metric_core"]
 
 
 class MetricCoreState(NamedTuple):
-    """count (): draws seen. inverse_mass_matrix: as learnt at the last end of a window. scheme: the learner's state."""
+    """State of `metric_core`.
+
+    count (): draws seen. inverse_mass_matrix: what was learnt up to the end of the last window. scheme: the learner's
+    state.
+    """
 
     count: Array
     inverse_mass_matrix: LowRankInverseMassMatrix
@@ -29,11 +33,11 @@ class MetricCoreState(NamedTuple):
 
 
 def metric_core(scheme: Scheme | int | None = None, *, initial: Any = None) -> MetricCore:
-    """A streaming learner as BlackJAX's metric adaptation, O(rank d) memory and no buffer of all draws.
+    """A learner of this library as BlackJAX's metric adaptation, in O(rank d) memory, without a buffer of all draws.
 
-    It learns from every draw of the slow windows and never starts anew; what it has learnt is put to use at the end of
-    each window. A draw that is not finite, or whose score is not, teaches nothing. Draws are cast to the dtype of the
-    state.
+    It learns from every draw of the slow windows, and never starts anew. At the end of each window what it has learnt
+    becomes the inverse mass matrix. It skips a draw that is not finite, or whose score is not. Draws are cast to the
+    dtype of the state.
 
     Parameters
     ----------
@@ -50,9 +54,10 @@ def metric_core(scheme: Scheme | int | None = None, *, initial: Any = None) -> M
     Raises
     ------
     ValueError
-        On a rank below 1, or, at `init`, one that the scheme refuses, or d = 0; at `final`, on a map of another rank.
+        On a rank below 1. At `init`, if d = 0, or the scheme refuses its rank or cannot begin with `initial`. At
+        `final`, if an inverse mass matrix given at the start is of another rank.
     TypeError
-        If it is neither a `Scheme` nor an integer, or, at `init`, a scheme whose map is no `LowRank`.
+        If `scheme` is neither a `Scheme` nor an integer. At `init`, if the map of the scheme is no `LowRank`.
 
     Examples
     --------
@@ -95,12 +100,13 @@ def metric_core(scheme: Scheme | int | None = None, *, initial: Any = None) -> M
         return only_if(jnp.all(jnp.isfinite(x) & jnp.isfinite(score)), learn, state)
 
     def start(learner, x):
-        """The first draw is the start of a learner that has seen none, and was not given."""
+        """The learner, begun at the first draw x (1, d). One that is not as `init` makes it was given, and stays."""
         return jax.tree.map(partial(jnp.where, _are_equal(learner, begin(jnp.zeros_like(x)))), begin(x), learner)
 
     def final(state):
         dim = state.inverse_mass_matrix.sigma.shape[0]
         preconditioner: Any = scheme.preconditioner(state.scheme)
+        # a learner that has learnt nothing yet does not replace an inverse mass matrix given at the start
         is_that_of_the_start = _are_equal(
             preconditioner, scheme.preconditioner(begin(jnp.zeros((1, dim), _dtype(state))))
         )

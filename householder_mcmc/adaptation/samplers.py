@@ -1,4 +1,4 @@
-"""The kernels whose step size a warm-up tunes and which it leaves frozen: a new one is an entry of `SAMPLERS`."""
+"""The kernels that a warm-up can tune, by name. A new kernel is an entry of `SAMPLERS`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,11 +13,14 @@ __all__ = ["SAMPLERS", "Sampler", "find_sampler"]
 class Sampler(NamedTuple):
     """What an adaptive step needs to know of a kernel.
 
-    kernel: kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info). state: class of its
-    states, made from those of MALA: position, logdensity, logdensity_grad. step_size: sigma, the scale of its moves in
-    whitened coordinates -> its step size. target_acceptance_rate: by default. num_gradients: info -> of a transition.
-    longest_sigma: beyond which nothing changes, if the kernel takes a `center`, the position of the mean; else None.
-    The info has acceptance_rate, is_accepted and is_nonfinite.
+    kernel: kernel(rng_key, state, logdensity_fn, step_size, inverse_mass_matrix) -> (state, info). With a
+    `longest_sigma` it also takes `center`: the mean of the learnt Gaussian, a position. The info has
+    acceptance_rate, is_accepted and is_nonfinite, each ().
+    state: class of its states, called with position, logdensity, logdensity_grad in this order.
+    step_size: sigma, the scale of a move in whitened coordinates -> step size of the kernel.
+    target_acceptance_rate: the default.
+    num_gradients: info -> gradients that the transition took.
+    longest_sigma: sigma above which nothing changes with a center; None if the kernel takes no center.
     """
 
     kernel: Callable
@@ -28,8 +31,9 @@ class Sampler(NamedTuple):
     longest_sigma: float | None = None
 
 
-# Targets: for MALA the optimal acceptance rate in high dimension (Roberts & Rosenthal 1998). For HMC 0.8, above its
-# optimum of 0.651 (Beskos et al. 2013), as in Stan and BlackJAX, so that narrow places are met with shorter steps.
+# Targets: for MALA 0.574, the optimal acceptance rate in high dimension (Roberts & Rosenthal 1998). For HMC 0.8, as in
+# Stan and BlackJAX. That is above the optimum of 0.651 (Beskos et al. 2013), so that steps are shorter where the target
+# is narrow.
 SAMPLERS = {
     "mala": Sampler(
         kernel=mala.build_kernel(),

@@ -1,13 +1,13 @@
-"""When a warm-up has learnt enough: told by its chains and its step size, without any kernel.
+"""When a warm-up has learnt enough: judged by its chains and its step size, whatever the kernel.
 
-The learning phase is looked at after 80 steps, and again each time that it is longer by a quarter. It has settled if
+The learning phase is looked at after 80 steps, and again each time that it has grown by a quarter. It has settled if
 
-1. the learner has not started anew since the last look, the step size is not being sought, and no chain fell behind
-   so lately that it may still arrive or be moved;
-2. the step size has changed by less than 15%, in the mean over the steps between two looks: directions that are still
-   too narrow shorten it;
-3. the chains agree, R-hat below 1.1 over the steps since the last look, on each coordinate and on the log-density:
-   along directions that are still too wide they would stay apart.
+1. the learner has not started anew since the last look, the step size is not being searched for, and no chain has been
+   behind for 1 to 150 steps, because such a chain may still arrive or be moved;
+2. the step size is steady: the mean of log sigma since the last look is within 0.15 of the mean between the two looks
+   before. Directions that are still too narrow would shorten it;
+3. the chains agree: since the last look R-hat is below 1.1 for each coordinate and the log-density. Along directions
+   that are still too wide they would stay apart.
 """
 
 from typing import NamedTuple
@@ -17,27 +17,34 @@ from blackjax.types import Array
 
 __all__ = ["MOST_STEPS", "Settling"]
 
-# Steps of the first look, and the most there are. At 100 and at 2000 steps of warm-up the ESS per gradient of three
-# targets is within a third of the best (`benchmarks/results/ablations.md`).
+# Step of the first look, and the most steps of a warm-up that ends by itself. At 100 and at 2000 steps of warm-up the
+# ESS per gradient of three targets is within a third of the best (`benchmarks/results/ablations.md`).
 _FIRST_LOOK = 80
 MOST_STEPS = 10_000
 
-# Each look is later than the one before by this part of its steps.
+# From a look to the next one the number of steps grows by one part in this many.
 _GROWTH = 4
 
-# The largest change of log sigma. Acceptance rates of four chains over 16 steps leave it a standard error of 0.05.
+# The largest change of the mean of log sigma between two looks. Its standard error is 0.05 for the acceptance rates of
+# four chains over 16 steps.
 _LARGEST_CHANGE = 0.15
 
-# R-hat of draws that all count is about 1 + 1 / (2 n) for n of them: 1.02 for the 20 steps before the second look, 1.1
-# for the worst of 1000 coordinates.
+# R-hat of n independent draws of each chain is about 1 + 1 / (2 n): 1.02 for the 20 steps before the second look, and
+# 1.1 for the worst of 1000 coordinates.
 _LARGEST_RHAT = 1.1
 
 
 class Settling(NamedTuple):
-    """next_look (): number of steps. has_settled ().
+    """What is known of whether a warm-up has settled.
 
-    Since the last look: num_steps (); log_sigma (), its mean; center, mean and squares (num_chains, d + 1), of
-    positions and log-density about the center. previous_log_sigma (): the mean before the last look.
+    next_look (): the step at which it is looked at next.
+    has_settled (): whether it had settled at a look so far.
+    num_steps (): steps since the last look.
+    log_sigma (): mean of log sigma over these steps.
+    previous_log_sigma (): the same mean at the last look, infinite before there was one.
+    center (num_chains, d + 1): positions and log-densities at the last look, or at the start.
+    mean, squares (num_chains, d + 1): means, over the steps since then, of the deviations from the center and of their
+    squares.
     """
 
     next_look: Array
@@ -51,7 +58,7 @@ class Settling(NamedTuple):
 
     @classmethod
     def start(cls, x: Array, logdensity: Array) -> "Settling":
-        """Of chains at x (num_chains, d)."""
+        """Before the first look, of chains at x (num_chains, d) with log-densities (num_chains,)."""
         seen, zero = _seen(x, logdensity), jnp.zeros((), x.dtype)
         nothing = jnp.zeros_like(seen)
         return cls(
@@ -77,9 +84,10 @@ class Settling(NamedTuple):
         is_sought: Array,
         count: Array,
     ) -> "Settling":
-        """After `count` steps, with chains at x (num_chains, d).
+        """After `count` steps, with chains at x (num_chains, d), log-densities (num_chains,) and log_sigma ().
 
-        is_counted, is_awaited (num_chains,): chains that must agree, and those that are waited for.
+        is_counted (num_chains,): chains that must agree. is_awaited (num_chains,): chains to wait for. steps_learnt ():
+        since the learner last started anew. is_sought (): whether the step size is being searched for.
         """
         seen = _seen(x, logdensity)
         num = self.num_steps + 1
@@ -111,11 +119,15 @@ class Settling(NamedTuple):
 
 
 def _seen(x, logdensity):
+    """Positions and log-densities, (num_chains, d + 1)."""
     return jnp.concatenate([x, logdensity.astype(x.dtype)[:, None]], axis=1)
 
 
 def _rhat(settling, is_counted):
-    """The largest R-hat of the chains that are counted, (); 1 if there is one."""
+    """The largest R-hat of the chains that are counted, (); 1 if that is only one.
+
+    sqrt(1 + B / W), B the variance of the chains' means, W the mean of their variances.
+    """
     num_chains = jnp.sum(is_counted).astype(settling.mean.dtype)
 
     def total(of_chains):

@@ -1,4 +1,8 @@
-"""The step size that chains share: sought while it is far off, then followed. Told by their acceptance alone."""
+"""The step size that chains share, adapted to their acceptance rates alone.
+
+While it is far off it is searched for: log sigma moves by up to log 4 a step. Then it is followed: log sigma moves by
+the gain times the mean of acceptance minus target.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,20 +13,22 @@ from blackjax.types import Array
 
 __all__ = ["StepSize", "search_move", "start_search", "weigh"]
 
-# While the step size is sought it changes by up to this factor in a step, at an acceptance of 0 or of 1: from 1e-6 to 1
-# in ten steps. (With 1.2, about what one step of a gain of 1 can do, `chirp` takes 400.)
+# In the search the step size changes by up to this factor in a step: by all of it at an acceptance of 0 or 1. So it
+# goes from 1e-6 to 1 in ten steps. (With 1.2, about what one step of a gain of 1 can do, `chirp` takes 400.)
 _SEARCH = 4.0
 
-# The search begins again where the acceptance has been far from its target for a while: by more than these parts of
-# what it can be, above or below; at a target of 0.8 above 0.95 (the step is then half of the right one) or below 0.32.
-# The mean of 32 acceptance rates of a Gaussian is within 0.045 of its expectation, in standard deviation.
+# The search begins again if the running mean of the acceptance is above target + 0.75 (1 - target) or below
+# target - 0.6 target. At a target of 0.8 that is above 0.95, where the step is half of the right one, or below 0.32.
+# The mean remembers at least 32 rates. A mean of 32 acceptance rates of a Gaussian has a standard deviation of 0.045.
 _FAR_ABOVE, _FAR_BELOW = 0.75, 0.6
 _FEWEST_RATES = 32
 
-# Nor is it begun before the gain has had this many steps: from 0.62 on they change log sigma by more than log 4.
+# It also remembers at least this many steps, because the first eight gains, from 0.62 on, may change log sigma by more
+# than log 4 without a search.
 _FEWEST_STEPS = 8
 
-# A chain that accepts less than this share of the target counts as stuck.
+# A chain that accepts less than this share of the target counts as stuck. Five standard errors of its mean rate fit
+# between, see `_ACCEPTANCE_MEMORY` in `adaptive`.
 _STUCK = 0.7
 
 # What is added to a chain's rate where its weight divides by it. A chain that accepts nothing has the weight
@@ -31,10 +37,11 @@ _SMALLEST_RATE = 0.01
 
 
 class StepSize(NamedTuple):
-    """log_sigma (): log of the scale of a move in whitened coordinates.
+    """State of the step size.
 
+    log_sigma (): log of the scale of a move in whitened coordinates.
     first_error_sign (): +1 if the acceptance began above its target, -1 below, 0 if unknown.
-    count (): steps since the acceptance was first on the other side of its target; 0 while the step size is sought.
+    count (): steps since the acceptance was first on the other side of its target; 0 during a search.
     recent_error (): running mean of acceptance minus target since the search last began.
     """
 
@@ -44,7 +51,7 @@ class StepSize(NamedTuple):
     recent_error: Array
 
     def seek(self, is_due: Array | bool) -> "StepSize":
-        """Begin to seek it anew, if that is due."""
+        """Where `is_due`, begin a search from the present log sigma."""
         nothing = start_search(self.log_sigma)
         return StepSize(*(jnp.where(is_due, new, old) for new, old in zip(nothing, self, strict=True)))
 
@@ -57,11 +64,14 @@ class StepSize(NamedTuple):
         may_search: bool | Array = True,
         longest: float | Array = math.inf,
     ) -> "StepSize":
-        """After a step whose acceptance rates differ from the target by errors, (num_chains,).
+        """The step size after a transition of all chains.
 
-        log sigma moves by the gain times the weighted mean error. While it is sought it moves by the plain mean, by up
-        to log 4 and in full. weights (num_chains,): 0 of chains that do not count.
-        longest: sigma. Where that is reached, it is not too small.
+        In a search log sigma moves by `search_move` of the plain mean error. Otherwise it moves by the gain times the
+        weighted mean error. A search ends once the mean error has changed its sign.
+
+        errors (num_chains,): acceptance rates minus target. weights (num_chains,): as from `weigh`, 0 for chains that
+        do not count. gain: of `count`. may_search (): whether a search may go on or begin. longest (): the largest
+        sigma. Where that is reached, acceptance above the target is no error, and ends a search.
         """
         dtype = self.log_sigma.dtype
         error = _mean(errors, (weights > 0).astype(errors.dtype))
@@ -74,7 +84,7 @@ class StepSize(NamedTuple):
         move = jnp.where(has_crossed, gain_now * _mean(errors, weights), search_move(error, target))
         lowest = 2 * math.log(jnp.finfo(dtype).eps)  # a shorter step moves nothing that is of size eps or more
 
-        # The memory is that of the gain, so that one which decays ends all searches.
+        # Where the gain is small, the memory is 1 / gain. So with gains that decay, searches come to an end.
         memory = jnp.maximum(max(_FEWEST_RATES / len(errors), _FEWEST_STEPS), 1 / gain_now)
         recent_error = self.recent_error + (error - self.recent_error) / memory
         is_far = (recent_error > _FAR_ABOVE * (1 - target)) | (recent_error < -_FAR_BELOW * target)
@@ -88,21 +98,24 @@ class StepSize(NamedTuple):
 
 
 def start_search(log_sigma: Array) -> StepSize:
-    """A step size that is to be sought."""
+    """A step size at the beginning of a search."""
     zero = jnp.zeros((), log_sigma.dtype)
     return StepSize(log_sigma, first_error_sign=zero, count=jnp.zeros((), jnp.int32), recent_error=zero)
 
 
 def search_move(error: Array, target: float | Array) -> Array:
-    """Of log sigma where the acceptance is off by an error: log 4 at an acceptance of 1, -log 4 at 0."""
+    """What a search adds to log sigma, by the error of the acceptance: log 4 at an acceptance of 1, -log 4 at 0.
+
+    It is linear in the error on either side of the target. error: acceptance minus target, of any shape.
+    """
     return math.log(_SEARCH) * error / jnp.where(error > 0, 1 - target, target)
 
 
 def weigh(acceptance_rate: Array, is_counted: Array, target: float | Array) -> Array:
-    """The weights of chains by their mean acceptance rates, (num_chains,).
+    """The weights of chains, (num_chains,), by their running mean acceptance rates, (num_chains,).
 
-    Chains have weight 1. One that accepts less than 0.7 of the target has weight (0.7 target / rate)^2, so that it is
-    not outvoted. One that is not counted has weight 0.
+    Chains have weight 1. One that accepts less than 0.7 of the target has weight (0.7 target / (rate + 0.01))^2, so
+    that it is not outvoted. One that is not counted has weight 0.
     """
     shortfall = _STUCK * target / (acceptance_rate + _SMALLEST_RATE)
     return jnp.where(is_counted, jnp.maximum(1, shortfall) ** 2, 0)

@@ -1,10 +1,12 @@
 """Adapt, then freeze: a BlackJAX `AdaptationAlgorithm`.
 
-Two phases: in the first map and step size are learnt; in the last tenth of the steps the map is frozen, and the step
-size is tuned for the sampler that will use it. Each chain arrives alone (`arrival`), then all learn together
-(`adaptive`), but for those that are behind (`climbing`), until there is enough (`settling`). Both phases are the same
-`_one_step`, so that where the sampler is the learner's own one loop makes both, and its program has one copy of the
-kernel and of the log-density.
+There are two phases. In the first the map and the step size are learnt. In the last tenth of the steps the map is
+frozen, and the step size is tuned for the sampler that will use it.
+
+Far starts climb first, each alone (`arrival`). Then all chains learn together (`adaptive`), except those that are
+behind (`climbing`), until map and step size have settled (`settling`). Both phases make their steps by `_one_step`. So
+where the sampler is the learner's own, one loop makes both phases, and its program has one copy of the kernel and of
+the log-density.
 """
 
 import math
@@ -33,16 +35,16 @@ from householder_mcmc.sharing import program
 
 __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
 
-# The last phase has this part of the steps.
+# The last phase has one in this many steps.
 _TUNING_PART = 10
 
-# The smallest gain of log sigma while the map is learnt: a change of the map by a factor of 2 is followed within about
-# 30 steps, since errors of the acceptance are 0.2 or less upwards.
+# The smallest gain of log sigma while the map is learnt. A change of the map by a factor of 2 is then followed within
+# about 30 steps, because at a target of 0.8 the acceptance is above it by at most 0.2.
 _SMALLEST_LEARNING_GAIN = 0.1
 
-# Of the last phase: gains of log sigma, and of its average. log sigma moves by 0.25 of the error at first, then less,
-# by an exponent between 1/2 and 1, for which the average converges at the best rate (Polyak & Juditsky 1992). The
-# average is over about the last third.
+# The last phase: gains of log sigma, and of its average. The exponent 0.6 is between 1/2 and 1, for which the average
+# converges at the best rate (Polyak & Juditsky 1992). With the offset 9 log sigma moves by 0.25 of the error at first.
+# With a forgetting of 3 the average is over about the last third of the phase.
 _TUNING_GAIN = power_decay(0.6, offset=9.0)
 _AVERAGE_GAIN = growing_memory(3.0)
 
@@ -50,21 +52,22 @@ _AVERAGE_GAIN = growing_memory(3.0)
 # wall shorter steps do not help, and sigma would fall without end.
 _LARGEST_FALL = math.log(4)
 
-# Leapfrog steps on a Gaussian have an acceptance of about 0.8 at this times d^(-1/4): 1.5 at d = 10 and 1000.
+# On a whitened Gaussian leapfrog steps of this times d^(-1/4) have an acceptance of about 0.8, both at d = 10 and 1000.
 _LEAPFROG = 1.5
 
-# What the map is learnt by: in one transition a long trajectory crosses the wide directions along which MALA would walk
-# at random.
+# The sampler by which the map is learnt. In one transition its long trajectories cross the wide directions, along which
+# MALA would walk at random.
 _LEARNER = SAMPLERS["hmc"]
 
-# Trajectories grow by one leapfrog step in this many transitions. A transition that ends outside the support takes as
-# many back: at a wall no step size is short enough for a trajectory that is too long. (2 is too soon: `diamonds` and
-# the Cox process lose up to nine tenths of their ESS. 32 does about as well as 8.)
+# Trajectories grow by one leapfrog step in this many transitions. A transition whose proposals all end outside the
+# support takes as many back, and one with some of them outside takes that part, because at a wall no step size is short
+# enough for a trajectory that is too long. (2 is too soon: `diamonds` and the Cox process lose up to nine tenths of
+# their ESS. 32 does about as well as 8.)
 _GROWTH = 8
 
 
 class _Totals(NamedTuple):
-    """Of the whole warm-up, (num_chains,) each."""
+    """Sums over the whole warm-up, each (num_chains,): non-finite proposals and gradients."""
 
     num_nonfinite: Array
     num_gradients: Array
@@ -74,10 +77,10 @@ class _Totals(NamedTuple):
 
 
 class _Tuning(NamedTuple):
-    """What the last phase finds; until it begins, its start.
+    """What the last phase finds. Before it begins both log sigmas are the present one, and the sum is 0.
 
-    first_log_sigma (): log sigma where it begins. average_log_sigma (): since then. total_rate (num_chains,): sum of
-    acceptance rates.
+    first_log_sigma (): log sigma where the phase begins. average_log_sigma (): average of log sigma in the phase.
+    total_rate (num_chains,): sum of the acceptance rates in the phase.
     """
 
     first_log_sigma: Array
@@ -85,7 +88,10 @@ class _Tuning(NamedTuple):
     total_rate: Array
 
     def follow(self, log_sigma, rates, count, is_tuning):
-        """After step `count` of the phase, if it has begun, or one before it. rates (num_chains,): of acceptance."""
+        """After step `count` of the phase if `is_tuning`, else after a step before it.
+
+        log_sigma (). rates (num_chains,): acceptance rates.
+        """
         average, dtype = self.average_log_sigma, self.average_log_sigma.dtype
         average = average + jnp.asarray(_AVERAGE_GAIN(count), dtype) * (log_sigma - average)
         return _Tuning(
@@ -98,8 +104,9 @@ class _Tuning(NamedTuple):
 class _State(NamedTuple):
     """State of a warm-up.
 
-    growth (): transitions by which trajectories have grown. count (): steps made. num_learning (): steps of the first
-    phase; the most there may be, while the end is not known.
+    growth (): transitions by which trajectories have grown, less those taken back, see `_GROWTH`.
+    count (): steps made.
+    num_learning (): steps of the first phase; while its end is not known, the most there may be.
     """
 
     adaptive: adaptive.AdaptiveState
@@ -150,23 +157,24 @@ def warmup(
     logdensity_fn, scheme, num_chains
         As for `adaptive_mala`.
     sampler
-        "hmc", "mala" or a `Sampler`: which of them is to sample with the map, and has its step size tuned.
+        "hmc", "mala" or a `Sampler`: what is to sample with the map. The last phase tunes its step size.
     target_acceptance_rate
-        What its step size is tuned to; by default 0.8 for HMC and 0.574 for MALA. While the map is learnt 0.8, or this
-        if it is higher.
+        Acceptance rate that its step size is tuned to; by default 0.8 for HMC and 0.574 for MALA. While the map is
+        learnt the target is 0.8, or this if it is higher.
     initial
-        A map that is known, in any form that `as_preconditioner` takes: the learner begins with it. `two_ended` can.
+        A map that is known, in any form that `as_preconditioner` takes: the learner begins with it. Of the schemes
+        here `two_ended` can.
     keep
-        (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. Nothing by default: memory does not
-        grow with `num_steps`.
+        (AdaptiveState, AdaptiveInfo) -> what to keep of a learning step. By default nothing is kept, and memory does
+        not grow with `num_steps`.
 
     Returns
     -------
-    Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=None)` returns ((state, parameters), info):
-    states of the sampler with a leading chain axis, its parameters step_size, inverse_mass_matrix (a preconditioner)
-    and, if the scheme has one, center in a dict, and a `WarmupInfo`. Without a number of steps it ends when the step
-    size has settled and the chains agree, see `settling`, after 111 to 10,000 steps. To go on, give `info.last_state`
-    for the positions.
+    Warmup, an `AdaptationAlgorithm`. `run(rng_key, positions, num_steps=None)` returns ((state, parameters), info).
+    The state is that of the sampler, with a leading chain axis. The parameters are a dict of step_size (),
+    inverse_mass_matrix, a preconditioner, and, if sampler and scheme have one, center, a position. The info is a
+    `WarmupInfo`. Without a number of steps the warm-up ends when the step size has settled and the chains agree, see
+    `settling`, after 111 to 10,000 steps. To go on, give `info.last_state` for the positions.
 
     Raises
     ------
@@ -224,7 +232,7 @@ def warmup(
 
 
 def _arrive_if_far(state, logdensity_fn, scheme):
-    """The state where chains have arrived, if their starts are far, and the gradients of that, (num_chains,)."""
+    """The state after far starts have climbed, and the gradients that this took, (num_chains,)."""
     num_chains = len(state.levels)
     is_far, none = are_far(state.levels, adaptive.dimension(state.chains)), jnp.zeros(num_chains, jnp.int32)
 
@@ -248,7 +256,7 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
             return _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_itself)
 
         def run(sampler, state, first, last):
-            """From step `first` to step `last`, functions of the state where the end is not known."""
+            """Steps `first` to `last` - 1. Where the end is not known, `last` is a function of the state."""
             if ends_by_itself:
                 go_on = lambda state: state.count < last(state)  # noqa: E731
                 return jax.lax.while_loop(go_on, lambda state: one_step(sampler, state)[0], state), None
@@ -294,9 +302,10 @@ def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
 
 
 def _hand_over(state, scheme, sampler):
-    """The state of a warm-up where another sampler takes over the learner's chains, and its step size.
+    """The state of a warm-up, where another sampler takes over the learner's chains and step size.
 
-    A sampler that does not solve the learnt Gaussian needs shorter steps than a learner that does.
+    A sampler without a center needs shorter steps than a learner that solves the learnt Gaussian exactly. So sigma is
+    at most 1.5 d^(-1/4) then.
     """
     learnt, log_sigma = state.adaptive, state.adaptive.log_sigma
     center = adaptive.parameters(scheme, _LEARNER, learnt).get("center")
@@ -311,7 +320,7 @@ def _hand_over(state, scheme, sampler):
 
 
 def _num_tuning(state):
-    """Steps of the last phase where the first one ended by itself."""
+    """Steps of the last phase where the first one ended by itself: a ninth of the first, so a tenth of all."""
     return jnp.maximum(state.num_learning // (_TUNING_PART - 1), 1)
 
 
@@ -352,7 +361,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_it
     step_size = learnt.step_size._replace(log_sigma=jnp.maximum(learnt.log_sigma, lowest))
     learnt = learnt._replace(step_size=step_size)
 
-    # 2. Trajectories grow, but not before the acceptance has crossed its target.
+    # 2. Trajectories grow. A search for the step size takes them back to one step.
     growth = jnp.maximum(state.growth + 1 - _GROWTH * jnp.mean(info.is_nonfinite, dtype=state.growth.dtype), 0)
     growth = jnp.where(step_size.count == 0, 0, growth)
     tuning = state.tuning.follow(learnt.log_sigma, info.acceptance_rate, count, is_tuning)
@@ -376,12 +385,15 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_it
 
 
 def _with_trajectories(sampler, max_integration_steps):
-    """The sampler; the learner's with trajectories of at most so many steps."""
+    """The sampler; if it is the learner's, with at most this many integration steps in a trajectory."""
     if sampler != _LEARNER:
         return sampler
     return sampler._replace(kernel=partial(sampler.kernel, max_integration_steps=max_integration_steps))
 
 
 def _learning_gain(count):
-    """Of the step on log sigma. A step size that lags behind the map costs as many gradients as it is too small."""
+    """Gain of log sigma while the map is learnt, 0.1 or more.
+
+    A step size that lags behind the map is too small, and transitions take more gradients by that factor.
+    """
     return jnp.maximum(STEP_SIZE_GAIN(count), _SMALLEST_LEARNING_GAIN)

@@ -17,16 +17,17 @@ class WarmupInfo(NamedTuple):
     acceptance_rate (num_chains,): mean over the last phase, in which the map is frozen; NaN if that has no step.
     num_nonfinite (num_chains,): non-finite proposals in the whole warm-up.
     num_gradients (num_chains,): of the log-density, beyond that of the start.
-    num_steps (): made, of both phases.
-    num_learnt (): learning steps since the learner last started anew. If they are few of the nine tenths of the steps
-    that can be, chains were on their way from a far start until shortly before the end: make the warm-up longer.
-    has_settled (): whether map and step size had settled and the chains agreed, at some time before the end.
+    num_steps (): steps made in both phases.
+    num_learnt (): learning steps since the learner last started anew, at most nine tenths of all steps. If they are
+    much fewer, chains were on their way from a far start until shortly before the end: make the warm-up longer.
+    has_settled (): whether at some look the map and the step size had settled and the chains agreed.
     is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing
     was learnt from them. They are on their way, or in a lower mode.
     num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
     another.
-    explained (): how much of the scores a linear function of the draws explains, on draws that were not learnt from: 1
-    for a Gaussian whose map is known, near 0 where no linear map helps, as in funnels. None if the scheme does not say.
+    explained (): how much of the scores a linear function of the draws explains, on draws that were not learnt from. It
+    is 1 for a Gaussian whose map is known, and near 0 where no linear map helps, as in funnels. None if the scheme does
+    not say.
     last_state: an `AdaptiveState`, from which `run` can go on.
     history: what `keep` returned at each learning step, stacked; None without it.
     """
@@ -45,7 +46,11 @@ class WarmupInfo(NamedTuple):
 
 
 class WarmupResults(NamedTuple):
-    """state: the sampler's states, with a leading chain axis. parameters: its `step_size` and `inverse_mass_matrix`."""
+    """What a warm-up returns beside its `WarmupInfo`.
+
+    state: the sampler's states, with a leading chain axis. parameters: a dict of step_size (), inverse_mass_matrix, a
+    preconditioner, and center, a position, if the sampler takes one and the scheme learns one.
+    """
 
     state: ChainState
     parameters: dict[str, Any]
@@ -60,6 +65,6 @@ class RunWarmup(Protocol):
 
 
 class Warmup(AdaptationAlgorithm):
-    """run: (rng_key, positions, num_steps) -> ((state, parameters), info)."""
+    """A warm-up. run: (rng_key, positions, num_steps=None) -> ((state, parameters), info)."""
 
     run: RunWarmup  # pyright: ignore[reportIncompatibleVariableOverride]: of BlackJAX's, with a number of steps
