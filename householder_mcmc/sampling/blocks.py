@@ -1,7 +1,7 @@
-"""Transitions of frozen chains in blocks: one compiled program, run from Python as often as there is need.
+"""Draws of frozen chains in blocks: one compiled program, which Python runs until there are enough.
 
-Between blocks Python stores the draws, shows how far it is and can be interrupted. Draw i has the key
-fold_in(rng_key, i), so that draws do not depend on where blocks end.
+Between blocks Python stores the draws, shows progress and can be interrupted. Draw i has the key fold_in(rng_key, i),
+so that draws do not depend on where blocks end.
 """
 
 import functools
@@ -23,26 +23,29 @@ from householder_mcmc.sharing import program
 
 __all__ = ["Draws", "Plan", "draw_blocks", "empty_draws", "require_names"]
 
-# A block takes about so many seconds: the bar moves, and an interrupt is heard soon.
+# Seconds that a block is to take, so that the bar moves and an interrupt is heard soon.
 _SECONDS = 0.5
 
-# The first block has so many draws, because it is not known how long one takes. The next ones have more, by at most
-# this factor each.
+# Draws of the first block, when it is not known yet how long one takes; and the largest factor by which a block may
+# have more draws than the one before.
 _FIRST, _GROWTH = 4, 8
 
-# A block has no more draws, and no more bytes, where two blocks are held at once.
+# Most draws, and most bytes (64 MiB), of a block. Two blocks are in memory at once.
 _MOST_DRAWS = 1000
 _MOST_BYTES = 2**26
 
-# The rank of the frozen map is a multiple of it, so that runs of one model share a compiled program. Chosen.
+# The rank of the frozen map is rounded up to a multiple of this, so that runs of one model share a compiled program.
+# Chosen.
 _MULTIPLE = 8
 
 
 class Draws(NamedTuple):
     """What is kept of draws; leaves (num_draws, num_chains, ...).
 
-    position: unconstrained, None if only some variables are kept. logdensity. infos: of the sampler. variables: what
-    the user reads, by name.
+    position: unconstrained positions; None if only some variables are kept.
+    logdensity: of the unconstrained positions.
+    infos: infos of the sampler, without the fields that are not one number for each chain.
+    variables: what the user reads, by name; empty if all is kept and the user reads the positions.
     """
 
     position: Any
@@ -54,8 +57,11 @@ class Draws(NamedTuple):
 class Plan(NamedTuple):
     """How chains are run.
 
-    sampler: its kernel. target_acceptance_rate: of the step size. thin: transitions for a draw. names: of the variables
-    to keep, None for all. block_size: most draws of a block, None for as many as fit the memory.
+    sampler: whose kernel is run.
+    target_acceptance_rate: what the step size was tuned to.
+    thin: transitions for each draw.
+    names: names of the variables to keep, None for all.
+    block_size: most draws of a block, None for 1000 or what fits in 64 MiB.
     """
 
     sampler: Sampler
@@ -68,16 +74,17 @@ class Plan(NamedTuple):
 def draw_blocks(
     model: Model, plan: Plan, rng_key, parameters: dict[str, Any], state: Any, first: int, num_draws: int
 ) -> Iterator[tuple[Any, Draws, float]]:
-    """Blocks of draws first, ..., first + num_draws - 1: the state of the chains after each, its draws, its seconds.
+    """Draws first, ..., first + num_draws - 1 in blocks: the state of the chains after each, its `Draws`, its seconds.
 
-    While the caller works with a block, the next one is computed.
+    While the caller works with a block, the next one is computed. parameters: of the frozen kernel. state: of the
+    chains before draw `first`.
     """
     parameters = _compressed(parameters)
     # The program is the same whatever the block size is, so that its draws are, bit for bit.
     size = _fitting_size(model, plan, rng_key, parameters, state)
-    run = _run(_both(model), plan.sampler, plan.thin, plan.names, size)
+    run = _run(_model_functions(model), plan.sampler, plan.thin, plan.names, size)
     size = min(size, plan.block_size or size)
-    if num_draws:  # a block of no draws takes as long as the compilation does, which is no time of draws
+    if num_draws:  # a block of no draws first, so that compilation is not counted as time of draws
         jax.block_until_ready(run(rng_key, parameters, state, np.uint32(first), np.int32(0)))
     num_begun, most, is_ready = 0, min(_FIRST, size), time.perf_counter()
 
@@ -94,7 +101,7 @@ def draw_blocks(
         jax.block_until_ready(kept)
         begins, is_ready = max(begins, is_ready), time.perf_counter()
         seconds, most = is_ready - begins, min(size, _GROWTH * num)
-        if jax.process_count() == 1:  # processes must make equal blocks, and their clocks differ
+        if jax.process_count() == 1:  # several must make equal blocks, and their clocks differ
             most = int(np.clip(_SECONDS * num / seconds, 1, most))
         yield state, _to_numpy(kept, num), seconds
 
@@ -106,7 +113,7 @@ def empty_draws(model: Model, plan: Plan, rng_key, parameters: dict[str, Any], s
 
 
 def _compressed(parameters):
-    """Parameters with the directions of the map that are used, so that sampling costs O(effective rank d)."""
+    """Parameters whose map has only the directions that do something, so that sampling costs O(effective rank d)."""
     preconditioner = parameters["inverse_mass_matrix"]
     if not isinstance(preconditioner, LowRank):
         return parameters
@@ -119,42 +126,47 @@ def _to_numpy(kept, num):
 
 
 def _fitting_size(model, plan, rng_key, parameters, state):
+    """Draws of a block that fits in `_MOST_BYTES`, at most `_MOST_DRAWS`."""
     leaves = jax.tree.leaves(_shapes(model, plan, rng_key, parameters, state))
     return int(np.clip(_MOST_BYTES // sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), 1, _MOST_DRAWS))
 
 
 def _shapes(model, plan, rng_key, parameters, state):
-    draw: Any = _one_draw(_both(model), plan.sampler, plan.thin, plan.names)
+    """`Draws` of one draw, with shapes and dtypes in place of arrays."""
+    draw: Any = _one_draw(_model_functions(model), plan.sampler, plan.thin, plan.names)
     return draw.eval_shape(parameters, state, rng_key)[1]
 
 
 @program
-def _one_draw(both, sampler, thin, names):
-    def one_draw(parameters, state, key):  # never compiled: its shapes are asked for, and kept
-        return _draw(both, sampler, thin, names, parameters, state, key)
+def _one_draw(functions, sampler, thin, names):
+    def one_draw(parameters, state, key):  # never compiled: only its shapes are found, and kept
+        return _draw(functions, sampler, thin, names, parameters, state, key)
 
     return one_draw
 
 
-def _both(model: Model) -> Callable:
-    """A function without arguments that returns log-density and `constrain`, the same one for the same two."""
+def _model_functions(model: Model) -> Callable:
+    """A function without arguments that returns the model's log-density and `constrain`.
+
+    It is the same function for the same two, so that their programs are found again.
+    """
     try:
-        return _find_both(model.logdensity, model.constrain)
+        return _shared_functions(model.logdensity, model.constrain)
     except TypeError:  # a log-density that cannot be hashed
-        return _find_both.__wrapped__(model.logdensity, model.constrain)
+        return _shared_functions.__wrapped__(model.logdensity, model.constrain)
 
 
 @functools.lru_cache(16)  # as many as there are programs
-def _find_both(logdensity, constrain):
+def _shared_functions(logdensity, constrain):
     return lambda: (logdensity, constrain)
 
 
 @program
-def _run(both, sampler, thin, names, block_size):
+def _run(functions, sampler, thin, names, block_size):
     def run(rng_key, parameters, state, first, num_draws):
         """The state after `num_draws` draws, at most block_size, and `Draws` of length block_size."""
         keys = jax.vmap(partial(jax.random.fold_in, rng_key))(first + jnp.arange(block_size, dtype=first.dtype))
-        draw = partial(_draw, both, sampler, thin, names, parameters)
+        draw = partial(_draw, functions, sampler, thin, names, parameters)
         shapes = jax.eval_shape(draw, state, keys[0])[1]
         kept = jax.tree.map(lambda leaf: jnp.zeros((block_size, *leaf.shape), leaf.dtype), shapes)
 
@@ -169,19 +181,19 @@ def _run(both, sampler, thin, names, block_size):
     return run
 
 
-def _draw(both, sampler, thin, names, parameters, state, key):
+def _draw(functions, sampler, thin, names, parameters, state, key):
     """The state after the `thin` transitions of a draw, and what is kept."""
-    logdensity_fn, constrain = both()
+    logdensity_fn, constrain = functions()
 
     def transition(state, key):
         state, info = step_chains(partial(sampler.kernel, **parameters), key, state, logdensity_fn)
-        return state, _numbers(info, state.logdensity.shape)
+        return state, _without_other_fields(info, state.logdensity.shape)
 
     if thin == 1:
         state, info = transition(state, key)
     else:
         state, infos = jax.lax.scan(transition, state, jax.random.split(key, thin))
-        info = jax.tree.map(_of_thinned, infos)
+        info = jax.tree.map(_combine_thinned, infos)
     if names is None and constrain is None:
         return state, Draws(state.position, state.logdensity, info, {})
     variables = state.position if constrain is None else jax.vmap(constrain)(state.position)
@@ -192,21 +204,24 @@ def _draw(both, sampler, thin, names, parameters, state, key):
 
 
 def require_names(model: Model, names: tuple[str, ...] | None, positions: Any) -> None:
-    """Raise ValueError if names are not of variables, or two variables have the same. positions: of chains."""
+    """Raise ValueError if a name is not that of a variable, or two variables have the same. positions: of chains."""
     found = arviz.names(jax.eval_shape(jax.vmap(model.variables), positions))
     unknown = sorted(set(names or ()) - set(found))
     if unknown:
         raise ValueError(f"store has {unknown}, which are no variables; there are {sorted(found)}.")
 
 
-def _numbers(info, shape):
-    """The info without fields that are not one number for each chain."""
+def _without_other_fields(info, shape):
+    """The info with None for the fields that are not one number for each chain. shape: (num_chains,)."""
     others = [name for name, value in info._asdict().items() if getattr(value, "shape", None) != shape]
     return info._replace(**dict.fromkeys(others))
 
 
-def _of_thinned(values):
-    """Of transitions (thin, num_chains): whether any had the flag, the sum of counts, the last one's number."""
+def _combine_thinned(values):
+    """One number for each chain of those of all transitions, (thin, num_chains).
+
+    Of flags whether any is set, of counts the sum, of other numbers that of the last transition.
+    """
     if values.dtype == bool:
         return jnp.any(values, axis=0)
     return jnp.sum(values, axis=0, dtype=values.dtype) if jnp.issubdtype(values.dtype, jnp.integer) else values[-1]

@@ -1,7 +1,7 @@
 """Results on disk: one .npz file without pickle, or a folder that grows by a block at a time.
 
-A tree of arrays is a dict of arrays and a text in JSON that says how they belong together. Classes are named in it, and
-only NamedTuples are made again: those of this library and of BlackJAX, and those that are imported already.
+A file has the arrays of a tree, and a text in JSON that says how they belong together. The text names classes. Only
+NamedTuples are made again: those of this library and of BlackJAX, and those whose modules are imported already.
 """
 
 import importlib
@@ -19,7 +19,7 @@ import numpy as np
 
 __all__ = ["Folder", "read_tree", "write_tree"]
 
-# Where the text is, among the arrays of a file. No array of a tree has this name.
+# Name of that text among the arrays of a file. No array of a tree has this name.
 _TEXT = "structure"
 
 # Packages whose modules may be imported because a file names them.
@@ -43,7 +43,10 @@ def write_tree(path: Path, tree: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """What `write_tree` wrote. Raises ValueError if the file is another."""
+    """What `write_tree` wrote.
+
+    Raises ValueError if the file is another, or needs a NamedTuple whose module is not imported.
+    """
     with np.load(path, allow_pickle=False) as file:
         if _TEXT not in file:
             raise ValueError(f"{path} is no result of householder_mcmc.")
@@ -51,7 +54,10 @@ def read_tree(path: Path) -> Any:
 
 
 class Folder:
-    """Draws on disk, a .npy file for each leaf, in which draws are the first axis. Memory does not grow with them."""
+    """Draws on disk: a .npy file for each leaf, whose first axis is the draws.
+
+    They are mapped when they are read, so memory does not grow with them.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -63,7 +69,7 @@ class Folder:
             raise ValueError(f"store={str(path)!r} exists already: name a new folder, or load and extend that one.")
 
     def write(self, draws: Any, first: int) -> None:
-        """Put draws after the first `first` ones. What was there from then on is replaced."""
+        """Write draws after the first `first` ones. Draws that were there from then on are replaced."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(draws):
             _write_rows(self._file(path), leaf, first)
 
@@ -94,11 +100,11 @@ def _write_rows(path, rows, first):
         file.write(np.ascontiguousarray(rows).data if rows.size else b"")
         file.flush()
         file.seek(0)
-        file.write(header.getvalue())  # last, so that a file that is cut off in between is still one
+        file.write(header.getvalue())  # last, so that the file stays valid if the process ends before
 
 
 def _describe(tree: Any, arrays: dict[str, Any]) -> Any:
-    """JSON of a tree, whose arrays go into a dict."""
+    """The tree as JSON. Its arrays are put into the dict `arrays`, by names that the JSON has in their places."""
     if tree is None or isinstance(tree, str):
         return tree
     if isinstance(tree, dict):
@@ -134,7 +140,7 @@ def _rebuild(node, arrays):
 
 
 def _named_tuple(module, name):
-    """The class of a name. Raises ValueError if it is no NamedTuple, or in a module that must be imported first."""
+    """The class of a name. Raises ValueError if it is no NamedTuple, or its module must be imported first."""
     is_known = module.partition(".")[0] in _KNOWN
     found: Any = importlib.import_module(module) if is_known else sys.modules.get(module)
     for part in name.split("."):

@@ -10,9 +10,10 @@ __all__ = ["interrupts"]
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], None]]:
-    """Gives a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C raises at once.
+    """A context that gives a function: it raises KeyboardInterrupt if Ctrl-C was pressed in the context so far.
 
-    In another thread than the main one, or where a program has a handler of its own, that is left as it is.
+    A second Ctrl-C raises at once. In another thread than the main one, or where a program has a handler of its own,
+    handlers are left as they are, and the function does nothing.
     """
     number = 0
 

@@ -13,9 +13,10 @@ class Model(NamedTuple):
     """A log-density and what belongs to it. Only the log-density is needed.
 
     logdensity: position (any pytree of floating point arrays, unconstrained) -> log-density up to a constant.
-    initial: one position, around which chains start, or a function of a random key that returns one.
-    constrain: position -> the variables that a user reads, a pytree; a dict names them. Without it: the position.
-    coords, dims: as ArviZ has them. Dimension -> labels, and variable -> names of its dimensions.
+    initial: one position, around which chains start, or a function of a random key that returns a start.
+    constrain: position -> the variables that a user reads, a pytree. A dict names them. Without it the user reads the
+    position.
+    coords, dims: as in ArviZ. Dimension -> labels, and variable -> names of its dimensions.
     log_likelihood: position -> {observed variable: log-density of each observation}.
     predict: (rng_key, position) -> {observed variable: a new value}.
 
@@ -47,7 +48,7 @@ class Model(NamedTuple):
 
 
 def as_model(model: Any) -> Model:
-    """The model, or that of a log-density alone. Raises TypeError on anything else."""
+    """The model, or a `Model` of a log-density alone. Raises TypeError on anything else."""
     if isinstance(model, Model):
         if not callable(model.logdensity):
             raise TypeError(f"logdensity of a Model must be a function of a position, got {model.logdensity!r}.")
@@ -155,6 +156,7 @@ def _find(constraint):
 
 
 def _bijection(constraint):
+    """NumPyro's transform from unconstrained numbers. Raises ValueError if the constraint has none."""
     from numpyro.distributions import biject_to
 
     try:

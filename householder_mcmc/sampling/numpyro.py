@@ -69,7 +69,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Model:
         return site["type"] == "sample" and not site["is_observed"]
 
     def is_observed(site):
-        # NumPyro turns sites without a log-density, such as plates' subsamples, into others
+        # A `numpyro.factor` is such a site too, marked as auxiliary, but it has no observation.
         return site["type"] == "sample" and site["is_observed"] and not site["infer"].get("is_auxiliary", False)
 
     discrete = [name for name, site in trace.items() if is_latent(site) and site["fn"].support.is_discrete]
@@ -85,7 +85,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Model:
         return {name: site["fn"].log_prob(site["value"]) for name, site in sites.items() if is_observed(site)}
 
     class Unobserve(Messenger):
-        """Observed sites as others, so that they are drawn."""
+        """Makes observed sites unobserved, so that they are drawn."""
 
         def process_message(self, msg):
             if msg["type"] == "sample" and msg["is_observed"] and msg["name"] in observed:

@@ -21,8 +21,11 @@ __all__ = ["numpyro_kernel"]
 class NumPyroState(NamedTuple):
     """State of all chains, each leaf but `parameters`, `count` and `rng_key` with a chain axis.
 
-    z: unconstrained latent variables. potential_energy, accept_prob, diverging, num_steps: as NumPyro's HMC has them.
-    chains: the sampler's own states. parameters: of the frozen kernel. count (): steps, those of NumPyro's warm-up too.
+    z: unconstrained latent variables.
+    potential_energy, accept_prob, diverging, num_steps (num_chains,): as in NumPyro's HMC.
+    chains: the sampler's own states.
+    parameters: of the frozen kernel, as `hm.warmup` returns them.
+    count (): steps made, those of NumPyro's warm-up included.
     """
 
     z: Any
@@ -49,7 +52,11 @@ def numpyro_kernel(model: Callable, scheme: Scheme | None = None, target_accepta
     scheme
         What is learnt, by default `hm.two_ended`.
     target_acceptance_rate
-        What the step size is tuned to, see `hm.warmup`.
+        Acceptance rate that the step size is tuned to, see `hm.warmup`.
+
+    Returns
+    -------
+    A `numpyro.infer.mcmc.MCMCKernel` of all chains.
 
     Raises
     ------
@@ -90,7 +97,7 @@ def numpyro_kernel(model: Callable, scheme: Scheme | None = None, target_accepta
                 self.model.logdensity, scheme or two_ended(), num_chains, target_acceptance_rate=target_acceptance_rate
             ).run
             (chains, parameters), _ = run(key_warmup, starts, num_warmup)
-            self._sample_fn = self.sample  # NumPyro starts a kernel again, for `run` after `warmup`, without it
+            self._sample_fn = self.sample  # if a kernel has none, NumPyro starts it again for `run` after `warmup`
             zeros = jnp.zeros(num_chains, chains.logdensity.dtype)
             return NumPyroState(
                 z=chains.position,

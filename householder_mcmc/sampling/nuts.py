@@ -21,9 +21,9 @@ class NUTSInfo(NamedTuple):
 
     acceptance_rate (): mean over the tree.
     is_accepted (): whether the chain moved.
-    is_nonfinite (): whether the energy was not finite somewhere.
-    is_divergent (): whether the energy grew by more than 1000.
-    energy (): of the state that was chosen, with its momentum.
+    is_nonfinite (): whether the log-density was not finite at an end of the trajectory.
+    is_divergent (): whether the energy grew by more than 1000 nats.
+    energy (): minus the log-density of the state that was chosen, plus its kinetic energy.
     num_integration_steps (): leapfrog steps, of one gradient each.
     num_trajectory_expansions (): doublings of the tree.
     """
@@ -58,7 +58,7 @@ def _kernel(
     )
 
 
-# Those that a warm-up knows by name, and NUTS.
+# The samplers that a warm-up knows by name, and NUTS.
 ALL_SAMPLERS = {
     **SAMPLERS,
     "nuts": Sampler(

@@ -11,21 +11,21 @@ __all__ = ["Progress"]
 
 _LENGTH = 20
 
-# Warnings take about so long for each number of the draws, on one core with ArviZ 0.23. They come with the bar if that
-# is no more than this share of the time that the run has taken.
+# Seconds that warnings take for each number of the draws, on one core with ArviZ 0.23. They are shown after the run if
+# they take no more than this share of its time.
 _SECONDS_A_NUMBER = 8e-7
 _SHARE = 0.05
 
-# R-hat is shown of so many coordinates at most, the first ones, and of about so many draws of each block, so that the
-# line costs little.
+# R-hat in the line is of at most this many coordinates, the first ones, and of about this many draws of each block, so
+# that the line costs little.
 _MOST_COORDINATES = 1000
 _MOST_DRAWS = 100
 
 
 class Progress:
-    """Written to standard error between blocks; on a terminal over itself, else once at the end.
+    """The line, on standard error. On a terminal it is written over itself between blocks, elsewhere once at the end.
 
-    label: what the line begins with. has_warnings: whether those of the result come after it.
+    label: what the line begins with. has_warnings: whether the warnings of the result are written after it.
     """
 
     def __init__(self, is_shown: bool, label: str = "", has_warnings: bool = True):
@@ -35,18 +35,21 @@ class Progress:
         self.text = ""
 
     def show(self, text: str) -> None:
-        """The line is now this text, over the one of before."""
+        """Make this text the line, over the one before."""
         text = self.label + text
         if self.is_terminal:
             print(f"\r{text:<{len(self.text)}}", end="", file=sys.stderr, flush=True)
         self.text = text
 
     def follow(self, draws: Any, num_done: int, num_draws: int, step_size: Any) -> None:
-        """After a block of draws: how many there are, of how many, and the state of the chains."""
+        """After a block of draws: show that num_done of num_draws are there, the step size, divergences and R-hat.
+
+        draws: the `Draws` of the block.
+        """
         if not self.is_shown:
             return
         self.num_divergent += int(np.sum(getattr(draws.infos, "is_divergent", 0)))
-        self.moments = _combined(self.moments, _moments(draws.variables if draws.position is None else draws.position))
+        self.moments = _combine(self.moments, _moments(draws.variables if draws.position is None else draws.position))
         seconds = time.perf_counter() - self.begins
         self.show(
             f"{_bar(num_done / num_draws)} {num_done}/{num_draws} draws, step size {float(step_size):.3g}, "
@@ -54,7 +57,10 @@ class Progress:
         )
 
     def end(self, result: Any = None) -> None:
-        """Leave the line, and begin the next: with the warnings of the result, if there is one and they are quick."""
+        """End the line, and write the warnings of the result, if there is one.
+
+        Where the warnings would take long, only the result's notes are written.
+        """
         if self.is_shown and self.text:
             print("" if self.is_terminal else self.text, file=sys.stderr, flush=True)
         self.text = ""
@@ -74,7 +80,10 @@ def _bar(part):
 
 
 def _moments(positions):
-    """Number of draws, and of each chain mean and sum of squares about it, (num_chains, d)."""
+    """Number of draws; mean of each chain, and sum of squares about it, (num_chains, d).
+
+    The moments are estimated from about `_MOST_DRAWS` of the draws.
+    """
     leaves = jax.tree.leaves(positions)
     step = max(1, len(leaves[0]) // _MOST_DRAWS)
     leaves = [leaf[::step].reshape(len(leaf[::step]), leaf.shape[1], -1)[:, :, :_MOST_COORDINATES] for leaf in leaves]
@@ -83,8 +92,8 @@ def _moments(positions):
     return num_draws, mean, num_draws * np.mean((x - mean) ** 2, axis=0)
 
 
-def _combined(old, new):
-    """Moments of both. Source: Chan, Golub & LeVeque (1983)."""
+def _combine(old, new):
+    """The moments of two sets of draws together. Source: Chan, Golub & LeVeque (1983)."""
     if old is None:
         return new
     (n, mean, squares), (m, new_mean, new_squares) = old, new
@@ -93,7 +102,10 @@ def _combined(old, new):
 
 
 def _rhat(moments):
-    """The largest R-hat, in words, without splits and ranks: sqrt(1 - 1/n + variance of means / mean of variances)."""
+    """The largest R-hat, as a text for the line, or "" if there is none.
+
+    Without splits and ranks: sqrt(1 - 1/n + variance of the chains' means / mean of their variances).
+    """
     n, means, squares = moments
     if n < 2 or len(means) < 2:
         return ""

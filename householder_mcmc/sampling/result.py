@@ -1,4 +1,4 @@
-"""What `hm.sample` returns: arrays, and what they say."""
+"""What `hm.sample` returns: draws, their diagnostics, and files of them."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ __all__ = ["Result", "as_key", "begin_folder", "in_precision_of", "load", "save"
 # Draws whose predictions or likelihoods are computed at once.
 _BATCH = 100
 
-# Files of a folder beside those of its draws: what is known when it begins, and what each block replaces.
+# Files of a folder beside those of its draws: what is known when the run begins, and what each block replaces.
 _RUN, _STATE = "run.npz", "state.npz"
 
 
@@ -34,11 +34,18 @@ _RUN, _STATE = "run.npz", "state.npz"
 class Result:
     """Draws of chains, and how they came about.
 
-    model: what was sampled. plan: sampler, thinning and what is kept. rng_key: of the draws. parameters: of the frozen
-    kernel, as from `hm.warmup`. warmup_info: a `WarmupInfo`. state: last states of the chains. trace: what is kept of
-    each draw, leaves (num_draws, num_chains, ...). superchains (num_chains,): a number for each start; chains with the
-    same one began at the same place. notes: what happened in the run, in words. warmup_seconds: with compilation.
-    sampling_seconds: without. folder: where draws are streamed to, or None.
+    model: what was sampled.
+    plan: sampler, thinning and what is kept.
+    rng_key: random key of the draws.
+    parameters: of the frozen kernel, as from `hm.warmup`.
+    warmup_info: a `WarmupInfo`.
+    state: last states of the chains.
+    trace: what is kept of each draw, leaves (num_draws, num_chains, ...).
+    superchains (num_chains,): a number for each chain. Chains with the same number began at the same place.
+    notes: what happened in the run, in sentences.
+    warmup_seconds: wall time of starts and warm-up, with compilation.
+    sampling_seconds: wall time of the draws, without compilation.
+    folder: where draws are streamed to, or None.
     """
 
     model: Model
@@ -59,11 +66,12 @@ class Result:
 
     @property
     def num_draws(self) -> int:
-        """Draws of each chain."""
+        """Number of draws of each chain."""
         return self.trace.logdensity.shape[0]
 
     @property
     def num_chains(self) -> int:
+        """Number of chains."""
         return self.trace.logdensity.shape[1]
 
     @property
@@ -78,14 +86,15 @@ class Result:
 
     @property
     def logdensity(self) -> np.ndarray:
-        """Of the unconstrained positions, (num_chains, num_draws)."""
+        """Log-density of the unconstrained positions, (num_chains, num_draws)."""
         return _chains_first(self.trace.logdensity)
 
     @property
     def infos(self) -> Any:
-        """What happened in each transition, (num_chains, num_draws). If thinned, in all since the last draw.
+        """Infos of the sampler, fields (num_chains, num_draws).
 
-        Then a flag says that one of them had it, counts are summed, and other numbers are those of the last one.
+        If the run is thinned, they are of all transitions since the draw before: whether any had a flag, the sum of
+        counts, and other numbers of the last transition.
         """
         return _chains_first(self.trace.infos)
 
@@ -103,9 +112,10 @@ class Result:
             return found + diagnose(self.warmup_info, self.parameters, self.infos, target_acceptance_rate=target)
 
     def columns(self) -> tuple[np.ndarray, Callable[[int], str]]:
-        """What warnings are about, (num_chains, num_draws, d), and a name for each column.
+        """The numbers that warnings judge, (num_chains, num_draws, d), and a function: index in d -> its name.
 
-        The position, all of which moves. Deterministic variables may be constant.
+        They are the unconstrained positions. If positions were not kept, they are the stored variables, without
+        numbers that are constant in every chain, as deterministic variables may be.
         """
         if self.trace.position is not None:
             return arviz.ravelled_draws(self.trace.position)
@@ -118,7 +128,8 @@ class Result:
 
         mean, sd, quantiles (5%, 50%, 95%), Monte Carlo standard error of the mean, ESS of the bulk and of the tails,
         and R-hat. The last four are NaN of fewer than 4 draws. Of 64 chains and more, with fewer than 400 draws each,
-        they are as in `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts.
+        they are as in `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts. Raises ValueError
+        if there are no draws.
         """
         if not self.num_draws:
             raise ValueError("there are no draws.")
@@ -160,7 +171,7 @@ class Result:
         function = self.model.log_likelihood
         if function is None:
             raise ValueError("the model has no log_likelihood: see hm.Model.")
-        return self._of_each_draw(lambda position, index: function(position))
+        return self._map_draws(lambda position, index: function(position))
 
     def posterior_predictive(self, rng_key: Any = 0) -> dict[str, np.ndarray]:
         """A new value of each observed variable for each draw, by name, (num_chains, num_draws, ...).
@@ -174,10 +185,13 @@ class Result:
                 "model).)"
             )
         key = as_key(rng_key)
-        return self._of_each_draw(lambda position, index: function(jax.random.fold_in(key, index), position))
+        return self._map_draws(lambda position, index: function(jax.random.fold_in(key, index), position))
 
-    def _of_each_draw(self, function):
-        """function(position, index of the draw among all) for each draw, leaves (num_chains, num_draws, ...)."""
+    def _map_draws(self, function):
+        """function(position, index) for each draw, leaves (num_chains, num_draws, ...).
+
+        index: place of the draw among those of all chains.
+        """
         if self.trace.position is None:
             raise ValueError("positions were not kept, because `store` named variables.")
         shape = self.logdensity.shape
@@ -192,7 +206,7 @@ class Result:
         """The result with `num_draws` more draws of each chain, as though the run had not been stopped.
 
         The draws are the same, bit for bit, as those of one longer run. until, progress: as for `hm.sample`. Raises
-        ValueError if the result was loaded without its model.
+        ValueError if `num_draws` is negative, or if the result was loaded without its model.
         """
         from householder_mcmc.sampling.sample import continue_run  # which makes Results
 
@@ -204,13 +218,16 @@ def _chains_first(tree):
 
 
 def in_precision_of(tree: Any) -> contextlib.AbstractContextManager:
-    """A context in which float64 is what it is, if a tree of arrays or dtypes has any."""
+    """A context with JAX's x64 on, if a tree of arrays or dtypes has float64; else one that changes nothing."""
     is_double = any(getattr(leaf, "dtype", leaf) == np.float64 for leaf in jax.tree.leaves(tree))
     return jax.enable_x64(True) if is_double else contextlib.nullcontext()
 
 
 def as_key(rng_key: Any) -> Any:
-    """A random key, of a seed or as it is. Raises TypeError on anything else."""
+    """The random key, or that of a seed.
+
+    Raises ValueError if a seed is not from 0 to 2^32 - 1, TypeError on anything else than a seed or a key.
+    """
     if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
         if not 0 <= rng_key < 2**32:
             raise ValueError(f"a seed must be from 0 to 2^32 - 1, got {rng_key}.")
@@ -225,17 +242,17 @@ def as_key(rng_key: Any) -> Any:
 def save(path: str | Path, result: Result) -> None:
     """Write a result to one .npz file, without pickle; `hm.load` reads it.
 
-    The file has the draws under their place in the result. (A result that is streamed to a folder is on disk already:
-    `hm.load` takes the folder.)
+    The file has arrays, and a text that says where in the result they belong. Functions are not saved. (A result that
+    is streamed to a folder is on disk already: `hm.load` takes the folder.)
 
     Raises
     ------
     TypeError
-        If `result` is none, or if positions are of other classes than dicts, lists, tuples and NamedTuples.
+        If `result` is no `Result`, or if positions are of other classes than dicts, lists, tuples and NamedTuples.
     """
     if not isinstance(result, Result):
         raise TypeError(f"hm.save takes a path and a Result, got a {type(result).__name__}.")
-    write_tree(Path(path), {**_of_run(result), "state": result.state, "trace": result.trace})
+    write_tree(Path(path), {**_run_fields(result), "state": result.state, "trace": result.trace})
 
 
 def load(path: str | Path, model: Any = None, sampler: Sampler | None = None) -> Result:
@@ -244,17 +261,21 @@ def load(path: str | Path, model: Any = None, sampler: Sampler | None = None) ->
     Parameters
     ----------
     path
-        A file, or a folder; that of a run which was killed has the draws of its last whole block.
+        A file, or a folder. The folder of a run that was killed has the draws up to its last whole block.
     model
-        The `hm.Model` or the log-density, as functions are not saved. Needed for `extend`, for predictions, and for
-        the model's coords and dims.
+        The `hm.Model` or the log-density, because functions are not saved. It is needed for `extend`, for predictions,
+        and for the model's coords and dims.
     sampler
-        Where the run had a `Sampler` of its own: that, which is not saved either.
+        The `Sampler` of the run if it was none of "hmc", "mala" and "nuts", because it is not saved either.
+
+    Returns
+    -------
+    Result. Draws of a folder are mapped from its files.
 
     Raises
     ------
     ValueError
-        If the file is another, or if it needs a sampler.
+        If the file is no result, if it needs a NamedTuple whose module is not imported, or if `sampler` is missing.
 
     Examples
     --------
@@ -275,7 +296,7 @@ def load(path: str | Path, model: Any = None, sampler: Sampler | None = None) ->
     if sampler is None and plan["sampler"] is None:
         raise ValueError("the run had a sampler of its own: hm.load(path, model, sampler).")
     return Result(
-        model=as_model(_missing if model is None else model),
+        model=as_model(_raise_without_model if model is None else model),
         plan=Plan(
             sampler=sampler or ALL_SAMPLERS[plan["sampler"]],
             target_acceptance_rate=float(plan["target_acceptance_rate"]),
@@ -297,26 +318,26 @@ def load(path: str | Path, model: Any = None, sampler: Sampler | None = None) ->
 
 
 def begin_folder(folder: Path, result: Result) -> None:
-    """Write what does not change while draws come."""
+    """Make the folder, and write what does not change while draws come."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_tree(folder / _RUN, {**_of_run(result), "trace": result.trace})
+    write_tree(folder / _RUN, {**_run_fields(result), "trace": result.trace})
 
 
 def write_block(
     folder: Path, draws: Draws, first: int, state: Any, notes: tuple[str, ...], sampling_seconds: float
 ) -> None:
-    """Put a block of draws after the first `first` ones, then the state after it."""
+    """Write a block of draws after the first `first` ones, then the state after it."""
     Folder(folder).write(draws, first)
     num_draws = first + len(draws.logdensity)
     last = {"state": state, "num_draws": num_draws, "notes": list(notes), "sampling_seconds": sampling_seconds}
     write_tree(folder / _STATE, last)
 
 
-def _missing(position):
+def _raise_without_model(position):
     raise ValueError("the result was loaded without its model: hm.load(path, model).")
 
 
-def _of_run(result):
+def _run_fields(result):
     names = {sampler: name for name, sampler in ALL_SAMPLERS.items()}
     return {
         "plan": {**result.plan._asdict(), "sampler": names.get(result.plan.sampler)},

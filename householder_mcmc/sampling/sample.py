@@ -1,4 +1,4 @@
-"""One call from a model to draws: starts, warm-up, frozen draws, and what they say."""
+"""One call from a model to draws: starts, warm-up, frozen chains, and their result."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ from householder_mcmc.sampling.starts import find_starts, find_superchains
 
 __all__ = ["Until", "continue_run", "sample"]
 
-# Until there is enough, a run is looked at when it has grown by this factor, so that looking costs little.
+# With an `Until`, a run is looked at each time that it has grown by this factor, so that looking costs little.
 _GROWTH = 1.5
 
-# Seconds between looks at whether a warm-up is done, at most: an interrupt is heard as soon. At first they are this
-# share of the time, which is what a short warm-up loses by it.
+# Most seconds between two looks at whether the warm-up is done, so that an interrupt is heard soon. At first they are
+# this share of the time so far, so that a short warm-up loses no more than that.
 _PATIENCE = 0.05
 _SHARE = 0.02
 
@@ -41,8 +41,9 @@ _SHARE = 0.02
 class Until(NamedTuple):
     """When a run has enough draws.
 
-    ess: smallest bulk ESS of all coordinates. rhat: largest R-hat. max_draws: of a chain, at most; None for ten times
-    `num_draws`.
+    ess: every coordinate must have at least this bulk ESS.
+    rhat: every coordinate must have at most this R-hat. With one chain it is not asked for.
+    max_draws: most draws of a chain, whatever ESS and R-hat are. None: ten times the draws that were asked for.
     """
 
     ess: float = 400.0
@@ -71,52 +72,53 @@ def sample(
 ) -> Result:
     """Sample a model: start chains apart, warm up, freeze the map, and draw.
 
-    Ctrl-C while draws come returns those that there are. `result.extend(num_draws)` goes on as though the run had not
-    been stopped.
+    After Ctrl-C the draws made so far are returned. `result.extend(num_draws)` goes on as though the run had not been
+    stopped. (Ctrl-C in the warm-up raises KeyboardInterrupt.)
 
     Parameters
     ----------
     model
         A `Model`, or a log-density: position -> log-density up to a constant.
     initial
-        One position (a pytree of floating point arrays, unconstrained), from which each coordinate of each start is
-        drawn, uniformly within +-1; a function of a random key, which is called for each chain; or positions whose
-        leaves all have a leading axis of length num_chains. By default that of the model. A start where the log-density
-        is not finite is drawn again up to ten times, within half the distance each time. The `last_state` of a
-        `WarmupInfo` goes on with that warm-up.
+        Where chains start, unconstrained. One position (a pytree of floating point arrays): each coordinate of each
+        start is uniform within +-1 of it. Or a function of a random key, which is called for each start. Or positions
+        whose leaves all have a leading axis of length num_chains. By default that of the model. A drawn start where the
+        log-density is not finite is drawn anew, up to nine times; around a position within half the distance each time.
+        The `last_state` of a `WarmupInfo` goes on with that warm-up.
     rng_key
         A random key, or a seed.
     num_chains
-        Chains, which learn from each other. Of 64 and more several begin at each of 16 starts, so that
-        `hm.nested_rhat` can say of short chains whether they have forgotten their start; `starts` sets others.
+        Number of chains, which learn from each other. 64 chains and more begin at 16 starts, several at each, so that
+        `hm.nested_rhat` can say of short chains whether they have forgotten their start. `starts` sets others.
     num_warmup
-        Steps of the warm-up. By default it ends when it is done, see `hm.warmup`.
+        Steps of the warm-up. By default it ends by itself, see `hm.warmup`.
     num_draws
-        Draws of each chain; the fewest if there is an `until`.
+        Draws of each chain. With an `until` there may be more.
     scheme
         What is learnt, by default `hm.two_ended()`.
     sampler
         "hmc", "mala", "nuts" (BlackJAX's, on our map), or a `Sampler`.
     target_acceptance_rate
-        What the step size is tuned to, see `hm.warmup`. A higher one makes steps shorter.
+        Acceptance rate that the step size is tuned to, see `hm.warmup`. A higher one makes steps shorter.
     starts
-        Positions with a leading chain axis, where `initial` would not say which it is.
+        Positions with a leading chain axis, in place of `initial` where that might be taken for one position.
     thin
         Transitions for each draw that is kept.
     until
         `hm.Until(ess=400, rhat=1.01, max_draws=10_000)`: draw until there is enough of every coordinate. The run is
         looked at when it has `num_draws` draws, and each time it has grown by half.
     store
-        Names of the variables to keep; positions are not kept then. Or a new folder, to which all is written as it
-        comes, a `.npy` file for each variable: draws that do not fit the memory are mapped from there.
+        Names of the variables to keep; positions are not kept then. Or a new folder, to which draws are written as they
+        come, a `.npy` file for each variable. The result maps them from there, so they need not fit into memory.
     dtype
         "float32" or "float64", of positions. By default that of `initial`, as JAX has it. With float64 the run and its
         `extend` are in double precision, whether JAX's x64 is on or not.
     progress
-        Show a bar with the step size, the number of divergences and R-hat, and in the end the warnings. Or a bar of
-        your own, with the methods of `sampling.progress.Progress`.
+        Whether to show a bar with the step size, the number of divergences and R-hat, and in the end the warnings. Or a
+        bar of your own, of a subclass of `sampling.progress.Progress`.
     block_size
-        Most draws of a block, after which Python looks at the run, at most 1000. Draws do not depend on it.
+        Most draws of a block, after which Python stores them and can be interrupted, at most 1000. Draws do not depend
+        on it.
 
     Returns
     -------
@@ -125,11 +127,12 @@ def sample(
     Raises
     ------
     TypeError
-        If the model is neither, the log-density is not a floating point number, a position has other leaves than
-        floating point arrays, or a number is no integer.
+        If `model` is neither, the log-density is not a floating point number, a position has other leaves than floating
+        point arrays, or `num_chains`, `num_draws` or another count is no integer.
     ValueError
-        If there is no `initial`, or it may be one position or many; on an unknown sampler, variable or dtype, on
-        numbers out of range, on a folder that is not empty, and what `hm.warmup` refuses.
+        If there is no `initial`, both it and `starts` are given, or it may be one position as well as those of chains.
+        On an unknown sampler, variable or dtype, on numbers out of range, on a folder that is not empty, and what
+        `hm.warmup` refuses.
 
     Examples
     --------
@@ -189,7 +192,7 @@ def sample(
 
 
 def continue_run(result: Result, num_draws: int, until: Until | None, progress: bool | Progress) -> Result:
-    """`Result.extend`."""
+    """The result with more draws: `Result.extend`."""
     num_draws = require_integer("num_draws", num_draws, least=0)
     _require_until(until, result.num_draws + num_draws)
     bar = progress if isinstance(progress, Progress) else Progress(progress)
@@ -198,7 +201,7 @@ def continue_run(result: Result, num_draws: int, until: Until | None, progress: 
 
 
 def _draw(result: Result, num_draws, until, bar):
-    """The result with more draws: `num_draws`, or until there is enough, or Ctrl-C."""
+    """The result with more draws: `num_draws`, then more until there is enough; fewer after Ctrl-C."""
     draws: list[Draws] = [result.trace]
     state, notes, num_done, seconds = result.state, result.notes, result.num_draws, result.sampling_seconds
     least = num_done + num_draws
@@ -244,13 +247,14 @@ def _draw(result: Result, num_draws, until, bar):
 
 
 def _is_enough(result, until):
+    """Whether every bulk ESS and, of more than one chain, every R-hat is as `until` demands."""
     x, _ = result.columns()
     bulk, _, rhat = diagnostics.ess_and_rhat(x, result.superchains)
     return np.all(bulk >= until.ess) and (len(x) == 1 or np.all(rhat <= until.rhat))
 
 
 def _as_dtype(dtype):
-    """float32, float64 or None, of its name. Raises ValueError on another."""
+    """NumPy's float32 or float64, given it, its name or its type; or None. Raises ValueError on anything else."""
     for known in (None, np.dtype(np.float32), np.dtype(np.float64)):
         if dtype is known or dtype is not None and known is not None and dtype in (known, known.name, known.type):
             return known
@@ -258,7 +262,10 @@ def _as_dtype(dtype):
 
 
 def _wait(results, bar):
-    """The results, once they are there. Python hears an interrupt meanwhile, which it does not inside of XLA."""
+    """The results, once they are computed.
+
+    They are awaited in Python, because an interrupt is not heard inside of XLA.
+    """
     begins, leaves = time.perf_counter(), jax.tree.leaves(results)
     while not all(leaf.is_ready() for leaf in leaves):
         seconds = time.perf_counter() - begins
@@ -268,7 +275,7 @@ def _wait(results, bar):
 
 
 def _plan(sampler, target_acceptance_rate, thin, store, block_size):
-    """How chains are run, and the folder that is written to. Raises as `sample`."""
+    """The `Plan`, and the folder that draws are written to, or None. Raises as `sample`."""
     found = ALL_SAMPLERS.get(sampler, sampler) if isinstance(sampler, str) else sampler
     if not isinstance(found, Sampler):
         error = ValueError if isinstance(sampler, str) else TypeError

@@ -15,7 +15,7 @@ from householder_mcmc.sharing import program
 
 __all__ = ["find_starts", "find_superchains"]
 
-# Starts are uniform within this distance of the initial position, as those of PyMC and nutpie.
+# Each coordinate of a start is uniform within this distance of the initial position, as in PyMC and nutpie.
 _SPREAD = 1.0
 
 # Places where many chains begin, several at each. The chains of a place are a superchain, and the superchains' means
@@ -23,16 +23,16 @@ _SPREAD = 1.0
 # four or more chains are left for each.
 _NUM_SUPERCHAINS = 16
 
-# A start with a log-density that is not finite is drawn again so many times, around an initial position each time
-# within half the distance: 1e-3 of it in the end.
+# A start with a log-density that is not finite is drawn anew, until it has been drawn this many times. Around an
+# initial position the distance is halved each time, to 2e-3 in the end.
 _MOST_ATTEMPTS = 10
 
 
 def find_starts(model: Model, initial: Any, starts: Any, rng_key, num_chains: int, dtype: Any = None) -> Any:
-    """Positions with a leading chain axis.
+    """Starts: positions whose leaves have a leading axis of length num_chains.
 
-    initial: one position, a function of a key, or positions with a chain axis; if None, that of the model. starts:
-    positions with a chain axis, or None. dtype: of the positions, None for what they have. Raises ValueError and
+    initial: one position, a function of a key, or positions with a chain axis; None: that of the model. starts:
+    positions with a chain axis, or None. dtype: what positions are cast to, None to leave theirs. Raises ValueError and
     TypeError as `hm.sample`.
     """
     positions = _find_starts(model, initial, starts, rng_key, num_chains)
@@ -40,7 +40,10 @@ def find_starts(model: Model, initial: Any, starts: Any, rng_key, num_chains: in
 
 
 def find_superchains(positions: Any) -> np.ndarray:
-    """A number for each start, of positions with a chain axis: the same for neighbours that are the same."""
+    """A number for each chain, (num_chains,), of positions with a chain axis.
+
+    Neighbouring chains with equal positions have the same number.
+    """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(positions)]
     is_new = [np.any(leaf[1:] != leaf[:-1], axis=tuple(range(1, leaf.ndim))) for leaf in leaves]
     return np.cumsum(np.concatenate([[0], np.any(is_new, axis=0)])).astype(np.int32)
@@ -96,6 +99,7 @@ def _has_chain_axis(logdensity, initial, num_chains):
 
 
 def _is_position(logdensity, position):
+    """Whether the log-density takes a position, and returns one number."""
     try:
         value = jax.eval_shape(logdensity, position)
     except Exception:  # whatever a log-density raises when it is given something else
@@ -104,6 +108,10 @@ def _is_position(logdensity, position):
 
 
 def _draw_starts(logdensity, initial, rng_key, num_chains):
+    """Starts around the position `initial`, or those that it returns if it is a function.
+
+    64 chains and more share 16 starts. Starts where the log-density is not finite are drawn anew.
+    """
     num_starts = num_chains if num_chains < MANY_CHAINS else _NUM_SUPERCHAINS
     keys = jax.random.split(rng_key, num_starts)[np.arange(num_chains) * num_starts // num_chains]
     positions, is_bad = None, np.full(num_chains, True)
@@ -112,15 +120,16 @@ def _draw_starts(logdensity, initial, rng_key, num_chains):
             drawn = jax.vmap(lambda key: initial(jax.random.fold_in(key, attempt)))(keys)  # noqa: B023
             finite = _are_finite(logdensity)(drawn)
         else:
-            drawn, finite = _spread(logdensity)(keys, initial, attempt)
-        positions = drawn if positions is None else jax.tree.map(_where(is_bad), drawn, positions)
+            drawn, finite = _draw_around(logdensity)(keys, initial, attempt)
+        positions = drawn if positions is None else jax.tree.map(_choose(is_bad), drawn, positions)
         is_bad = is_bad & ~np.asarray(finite)
         if not is_bad.any():
             break
-    return positions  # the warm-up says which of them are bad
+    return positions  # the warm-up raises an error that names those which are still not finite
 
 
-def _where(is_chosen):
+def _choose(is_chosen):
+    """A function (x, y) -> x of the chains that are chosen, y of the others."""
     return lambda x, y: jnp.where(is_chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
@@ -130,7 +139,9 @@ def _are_finite(logdensity):
 
 
 @program
-def _spread(logdensity):
+def _draw_around(logdensity):
+    """(keys, initial, attempt) -> positions around `initial`, and whether the log-density is finite at each."""
+
     def draw(keys, initial, attempt):
         def around(key):
             leaves, structure = jax.tree.flatten(initial)

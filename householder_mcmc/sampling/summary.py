@@ -1,4 +1,4 @@
-"""A table of what draws say: a row for each number."""
+"""A table that sums up draws: a row for each number of each variable."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from householder_mcmc.results import arviz, diagnostics
 
 __all__ = ["Row", "Summary", "summarise"]
 
-# Rows that are printed. All are in the table.
+# Most rows that are printed. The table has all.
 _MOST_PRINTED = 60
 
 _QUANTILES = (0.05, 0.5, 0.95)
