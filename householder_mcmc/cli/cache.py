@@ -19,7 +19,7 @@ def use_compilation_cache() -> None:
 
 
 def _user_cache():
-    """The folder that each system has for what programs can make again."""
+    """The user's directory for caches, where the operating system has it."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":

@@ -1,4 +1,4 @@
-"""What goes wrong, told in a line: by the user's input, or by an error of another library."""
+"""Errors that the command line shows in one line: of the user's input, or of another library."""
 
 __all__ = ["UsageError", "one_line"]
 
@@ -8,5 +8,5 @@ class UsageError(Exception):
 
 
 def one_line(error):
-    """The type of an error and the first line of its message."""
+    """The type of an error and the first line of its message, as a text."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

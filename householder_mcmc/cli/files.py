@@ -1,4 +1,7 @@
-"""The files of a run: whether they can be written, asked before it; and after it, results that are not lost."""
+"""The files of a run. They are checked before it, so that no long run is in vain, and written after it.
+
+A file that cannot be written then goes to another place, so that no result is lost.
+"""
 
 import contextlib
 import importlib.util
@@ -21,7 +24,10 @@ __all__ = ["check_outputs", "check_writable", "default_output", "save_draws", "s
 
 
 def check_outputs(arguments):
-    """Raise UsageError if a file that is asked for cannot be written. Called before anything runs."""
+    """Raise UsageError if a file cannot be written, has an unknown suffix, or needs a package that is missing.
+
+    Called before anything runs. arguments: of the command line.
+    """
     output = getattr(arguments, "output", None)
     suffixes = {"json": None, "plot": (".png", ".pdf", ".svg"), "output": (".nc", ".npz")}
     for option, path in {"json": arguments.json, "plot": arguments.plot, "output": output}.items():
@@ -37,10 +43,10 @@ def check_outputs(arguments):
 
 
 def check_writable(option, path):
-    """Raise UsageError if a file cannot be written, by opening it. What it holds is kept."""
+    """Raise UsageError if a file cannot be opened for writing. What it holds is kept. option: its name in the error."""
     if not path.parent.is_dir():
         raise UsageError(f"--{option}: no such folder: {path.parent}")
-    target = Path(os.path.realpath(path))  # of a link: what will be written
+    target = Path(os.path.realpath(path))  # the file that will be written, if the path is a link
     try:
         is_new = not target.exists()
         if is_new or target.is_file() or target.is_dir():  # opening a pipe or a device may wait, or end it
@@ -52,7 +58,7 @@ def check_writable(option, path):
 
 
 def default_output(model):
-    """Where the draws of a model go: beside its file."""
+    """Where the draws of a model go by default: beside its file, as .nc if ArviZ can be imported, else as .npz."""
     return model.with_suffix(".nc" if _has_arviz() else ".npz")
 
 
@@ -67,7 +73,10 @@ def _has_arviz():
 
 
 def save_draws(result, output):
-    """Write the draws and return where, or None. If NetCDF fails they go to a `.npz` file beside it."""
+    """Write the draws. Returns where they are, or None if they could be written nowhere.
+
+    If NetCDF fails, they go to a `.npz` file of the same name.
+    """
 
     def write_netcdf(path):
         result.to_arviz().to_netcdf(str(path))
@@ -80,7 +89,10 @@ def save_draws(result, output):
 
 
 def save_results(arguments, summaries, spectra):
-    """Write the diagnostics and the figure, if they are asked for. Returns whether they are saved."""
+    """Write the diagnostics and the figure, if they are asked for. Returns whether all that was asked for is saved.
+
+    summaries: name of a scheme -> its summary. spectra: name of a scheme -> its learnt variances.
+    """
     saved = []
     if arguments.json:
         options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
@@ -92,9 +104,9 @@ def save_results(arguments, summaries, spectra):
 
 
 def _write_somewhere(path: Path, write: Callable[[Path], Any]) -> Path | None:
-    """write(path); if that fails, a file of the same name in a new folder among the system's temporary ones.
+    """Call write(path). If that fails, write a file of the same name in a new temporary folder.
 
-    Returns where it was written, None if nowhere.
+    Returns the path that was written, or None.
     """
     if _try_to_write(path, write):
         return path
@@ -110,7 +122,7 @@ def _write_somewhere(path: Path, write: Callable[[Path], Any]) -> Path | None:
 
 
 def _try_to_write(path, write):
-    """Whether write(path) succeeds. If not, says so and removes what there is of the file."""
+    """Call write(path), and return whether it succeeds. If not, print why and remove what it has written."""
     before = _changed_at(path)
     try:
         write(path)
@@ -124,7 +136,7 @@ def _try_to_write(path, write):
 
 
 def _changed_at(path):
-    """When a file was last changed; None if there is no such file."""
+    """When a file was last changed, in nanoseconds; None if there is no such file."""
     return path.stat().st_mtime_ns if path.is_file() else None
 
 

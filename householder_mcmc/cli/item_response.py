@@ -1,4 +1,4 @@
-"""A real posterior of 501 dimensions with known moments: who can answer what.
+"""The demo's posterior: a real one of 501 dimensions, with known moments.
 
 400 students answered some of 100 questions. logit P(right) = mean_ability + student_ability_i - question_difficulty_j,
 with mean_ability ~ N(0.75, 1) and student_ability, question_difficulty ~ N(0, 1).

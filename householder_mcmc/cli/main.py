@@ -18,7 +18,7 @@ from householder_mcmc.cli.errors import UsageError
 from householder_mcmc.results import diagnostics
 from householder_mcmc.sampling.progress import Progress
 
-# Name of a scheme -> the scheme of a rank.
+# Name of a scheme -> function of the rank that makes it.
 SCHEMES = {
     "none": lambda rank: hm.none(),
     "diagonal": lambda rank: hm.diagonal(),
@@ -34,7 +34,7 @@ WITHOUT_RANK = ("none", "diagonal", "dense")
 # here. So 3 is only a start, without a source: if more directions are wide, the chains stay slow along the others.
 DEFAULT_RANK = 3
 
-# Sampler -> steps of the warm-up and draws of each chain. The warm-up is of one length for all schemes of a demo.
+# Sampler -> steps of the warm-up and draws of each chain. In the demo the warm-up has the same length for all schemes.
 # 1000 independent draws of a chain have ten times the ESS below which there is a warning. A draw takes one gradient by
 # MALA and about five by HMC with leapfrog steps, so MALA makes five times as many. (With a center HMC takes
 # fewer, about two on the posterior of the demo.)
@@ -44,8 +44,10 @@ DEFAULT_LENGTHS = {"hmc": (2000, 1000), "mala": (2000, 5000), "nuts": (2000, 100
 def main(argv=None) -> int:
     """Run the command line; return the exit code.
 
-    0; 1 if a result could be saved nowhere; 2 on bad input; 130 after Ctrl-C before the first draw. A later Ctrl-C ends
-    the run, and what there is is reported and saved.
+    0 if all is well, 1 if a result could be saved nowhere, 2 on bad input, 130 after Ctrl-C before the first draw. A
+    later Ctrl-C ends the run, and the draws made so far are reported and saved.
+
+    argv: list of arguments, by default those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] not in ("demo", "sample", "-h", "--help", "--version"):
@@ -140,13 +142,13 @@ def _demo(arguments):
     reference = [ravel_pytree(moment)[0] for moment in reference]
     ranks = {"diagonal": 0, "eigen": arguments.rank, "two_ended": None}
     dim = len(reference[0])
-    if arguments.rank > dim:  # before the first scheme runs
+    if arguments.rank > dim:  # refused before the first scheme runs
         raise UsageError(f"rank must be at most d = {dim}, got {arguments.rank}.")
     results, summaries, spectra = {}, {}, {}
     for name, rank in ranks.items():
         results[name] = result = _run(name, SCHEMES[name](rank), model, arguments)
         summaries[name], spectra[name] = _summarise(name, result, arguments, reference)
-        if result.num_draws < arguments.draws:  # Ctrl-C is about all of them
+        if result.num_draws < arguments.draws:  # Ctrl-C ended it, and ends the schemes after it too
             break
     _report(f"Item response posterior, d = {dim}: 400 students, 100 questions", arguments, results, summaries)
     return files.save_results(arguments, summaries, spectra)
@@ -165,7 +167,7 @@ def _sample(arguments):
         summary, spectrum = _summarise(name, result, arguments)
         _report(str(arguments.model), arguments, {name: result}, {name: summary})
         print(f"\n{result.summary()}\n")
-    finally:  # a closed pipe costs the report, not the draws
+    finally:  # if the report fails, as on a closed pipe, the draws are saved all the same
         saved = files.save_draws(result, output)
     are_written = files.save_results(arguments, {name: summary}, {name: spectrum})
     if saved:
@@ -174,7 +176,7 @@ def _sample(arguments):
 
 
 def _run(name, scheme, model, arguments):
-    """`hm.sample`. Raises UsageError on what it refuses, and KeyboardInterrupt if it ends before the first draw."""
+    """The `Result` of `hm.sample`. Raises UsageError if that refuses, KeyboardInterrupt if there is no draw."""
     try:
         result = hm.sample(
             model,
@@ -199,11 +201,14 @@ def _run(name, scheme, model, arguments):
 
 
 def _summarise(name, result, arguments, reference=None):
-    """The summary of the draws, and the learnt spectrum, None if no figure is asked for."""
+    """The summary of the draws, see `diagnostics.summarise`, and the learnt variances, None without a figure.
+
+    reference: known (mean, sd, mcse), each (d,), or None.
+    """
     infos, warmup_info, preconditioner = result.infos, result.warmup_info, result.parameters["inverse_mass_matrix"]
     draws, label = result.columns()
     num_gradients = np.asarray(result.plan.sampler.num_gradients(infos)).sum(dtype=np.int64)
-    if arguments.sampler == "mala":  # one for each transition, of which its infos have no count
+    if arguments.sampler == "mala":  # it takes one gradient a transition, but its infos are one for each draw
         num_gradients *= arguments.thin
     summary: dict[str, Any] = diagnostics.summarise(
         draws,
@@ -224,7 +229,7 @@ def _summarise(name, result, arguments, reference=None):
 
 
 def _report(title, arguments, results, summaries):
-    """Print the table, the warnings and the ranks."""
+    """Print a title, the table, the warnings and the ranks."""
     print(f"\n{title}")
     num_draws = max(result.num_draws for result in results.values())
     sizes = f"{arguments.chains} chains, {arguments.warmup} warm-up steps, {num_draws} draws each"

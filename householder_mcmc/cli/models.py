@@ -19,7 +19,7 @@ def load(path: Path) -> hm.Model:
     """The model of a Python file: `logdensity` and `initial_position`, or else `model`.
 
     `model` is an `hm.Model`, a `pymc.Model`, or a NumPyro model with what it is called with: `args`, a tuple, and
-    `data` and `kwargs`, dicts. Raises UsageError if there is neither, or if chains cannot start with it.
+    `data` and `kwargs`, dicts of keyword arguments. Raises UsageError if there is neither, or if it cannot be sampled.
     """
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
@@ -29,7 +29,7 @@ def load(path: Path) -> hm.Model:
     except (Exception, SystemExit) as error:
         raise UsageError(f"{path} does not run: {one_line(error)}{where(error, path)}") from error
     if "model" in found and "logdensity" not in found:
-        model = _of_library(found, path)
+        model = _from_library(found, path)
     elif not callable(found.get("logdensity")):
         raise UsageError(f"{path} must define a function logdensity(position), or a model of NumPyro or PyMC, `model`.")
     elif "initial_position" not in found:
@@ -41,19 +41,23 @@ def load(path: Path) -> hm.Model:
 
 
 def dimension(model: hm.Model) -> int:
-    """Of positions."""
+    """d, the number of numbers in a position."""
     return sum(leaf.size for leaf in jax.tree.leaves(_position(model)))
 
 
 def where(error: BaseException, path: Path) -> str:
-    """The line of a user's model that an error came from: the last one in its file, or else in its folder."""
+    """The line of a user's model that an error came from, as a text, or "".
+
+    It is the last line of the traceback in the model's file, or else in its folder.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
     in_file = [frame for frame in frames if path.samefile(frame.filename)]
     in_folder = [frame for frame in frames if path.parent.samefile(Path(frame.filename).parent)]
     return "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (in_file or in_folder)[-1:])
 
 
-def _of_library(found, path):
+def _from_library(found, path):
+    """The `hm.Model` of a file's `model`, given all names `found` in the file."""
     model, pymc = found["model"], sys.modules.get("pymc")
     try:
         if isinstance(model, hm.Model):
@@ -68,14 +72,14 @@ def _of_library(found, path):
 
 
 def _position(model):
-    """A position's shapes."""
+    """A position, with shapes and dtypes in place of arrays."""
     if callable(model.initial):
         return jax.eval_shape(model.initial, jax.random.key(0))
     return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, model.initial))
 
 
 def _check(model, path):
-    """Raise UsageError on positions, names of variables and a log-density that cannot be used."""
+    """Raise UsageError if the positions, names of variables or log-density of a model cannot be used."""
     if not callable(model.initial) and not jax.tree.leaves(model.initial):
         raise UsageError("initial_position has no arrays.")
     try:

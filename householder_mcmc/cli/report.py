@@ -9,8 +9,8 @@ from householder_mcmc.preconditioners.maps import Dense, LowRank
 
 __all__ = ["table", "figure", "spectrum"]
 
-# The largest d for which a figure builds a (d, d) matrix: 16 MB in float32, and seconds for its singular values, little
-# beside the run. A round number, without another source.
+# The largest d for which a figure builds a (d, d) matrix of a `LowRank` map. It has 16 MB in float32, and its singular
+# values take seconds, which is little beside the run. A round number, without another source.
 _MOST_DENSE = 2000
 
 # Number of a summary -> its label and format, in the order of the table.
@@ -51,7 +51,7 @@ def table(summaries: Mapping[str, dict]) -> str:
 
 
 def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], path) -> None:
-    """Save a picture of the learnt spectrum and of the ESS of every parameter. Needs matplotlib.
+    """Save a picture of the learnt spectrum and of the ESS of every parameter, at `path`. Needs matplotlib.
 
     spectra: name of a scheme -> its learnt variances, as from `spectrum`. summaries: as for `table`.
     """
@@ -73,8 +73,8 @@ def figure(summaries: Mapping[str, dict], spectra: Mapping[str, np.ndarray], pat
 def spectrum(preconditioner: Any) -> np.ndarray:
     """The learnt variances, (d,): the eigenvalues of L L^T, in no order.
 
-    Costs O(d^3) for `Dense`, and for `LowRank` with unequal scales. Above d = 2000 such a `LowRank` has the diagonal of
-    L L^T in their place, the variances of the coordinates.
+    Costs O(d^3) for `Dense`, and for `LowRank` with unequal scales. Above d = 2000 the result for such a `LowRank` is
+    the diagonal of L L^T instead: the variances of the coordinates.
     """
     is_low_rank = isinstance(preconditioner, LowRank)
     is_scaled = is_low_rank and np.ptp(preconditioner.scales) > 0
