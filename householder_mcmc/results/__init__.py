@@ -1,1 +1,1 @@
-"""What a run gave: diagnostics, and traces for ArviZ."""
+"""Results of runs: diagnostics, and traces for ArviZ."""

@@ -15,7 +15,10 @@ _SCHEMA = {"is_divergent": "diverging", "num_integration_steps": "n_steps", "num
 
 
 def names(position) -> list[str]:
-    """The name of each leaf: its path, joined by dots, or "x" for an array alone. Raises ValueError if two agree."""
+    """The name of each leaf: its path, joined by dots; "x" if the position is a single array.
+
+    Raises ValueError if two leaves have the same name.
+    """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(position)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path in paths]
     if len(set(names)) < len(names):
@@ -24,7 +27,7 @@ def names(position) -> list[str]:
 
 
 def label(position, index: int) -> str:
-    """The name of a number of a position, by its index in the ravelled position: `log_tau` or `z[0, 3]`."""
+    """The name of one coordinate, by its index in the ravelled position: `log_tau` or `z[0, 3]`."""
     leaves = jax.tree.leaves(position)
     ends = np.cumsum([np.size(leaf) for leaf in leaves])
     i = int(np.searchsorted(ends, index, side="right"))
@@ -33,7 +36,10 @@ def label(position, index: int) -> str:
 
 
 def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:
-    """Leaves by name, as arrays (num_chains, num_draws, ...). Raises ValueError as `to_arviz`."""
+    """Leaves by name, as arrays (num_chains, num_draws, ...). Raises ValueError as `to_arviz`.
+
+    chain_axis: 1 if the leaves are (num_draws, num_chains, ...), 0 if they are (num_chains, num_draws, ...).
+    """
     variables = dict(zip(names(positions), map(np.asarray, jax.tree.leaves(positions)), strict=True))
     shapes = {name: variable.shape[:2] for name, variable in variables.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
@@ -42,9 +48,9 @@ def named_draws(positions, chain_axis: int = 1) -> dict[str, np.ndarray]:
 
 
 def ravelled_draws(positions) -> tuple[np.ndarray, Callable[[int], str]]:
-    """Draws (num_chains, num_draws, d) of positions (num_draws, num_chains, ...), and the names of their d numbers.
+    """Draws (num_chains, num_draws, d), and a function: index in d -> name of the coordinate.
 
-    Raises ValueError as `to_arviz`.
+    positions: leaves (num_draws, num_chains, ...). Raises ValueError as `to_arviz`.
     """
     variables = named_draws(positions).values()
     draws = [variable.reshape(*variable.shape[:2], math.prod(variable.shape[2:])) for variable in variables]
@@ -57,11 +63,11 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
     Parameters
     ----------
     states
-        Trace of states of any BlackJAX-like kernel, leaves (num_draws, num_chains, ...) or, of one chain alone,
+        Trace of states of any BlackJAX-like kernel, leaves (num_draws, num_chains, ...) or, for one chain,
         (num_draws, ...). Or a trace of positions, leaves (num_draws, num_chains, ...).
     infos
-        Trace of their infos. Fields with a number for each draw become sample statistics: acceptance_rate, is_accepted,
-        step_size, diverging, ... A field without a chain axis is repeated for each chain.
+        Trace of their infos. Fields with one number for each draw become sample statistics: acceptance_rate,
+        is_accepted, step_size, diverging, ... A field without a chain axis is repeated for each chain.
     step_size
         The step size of a frozen kernel, () or (num_chains,). It becomes a sample statistic.
     warmup
@@ -69,12 +75,16 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
     chain_axis
         Where the leaves have their chains: 1, as in a scan over many chains, or 0, as in a vmap over runs.
 
+    Returns
+    -------
+    InferenceData or DataTree with the groups posterior and, if there are any statistics, sample_stats.
+
     Raises
     ------
     ImportError
         Without ArviZ.
     ValueError
-        On leaves whose first two axes differ, and on two of the same name.
+        If the first two axes of leaves differ, if two leaves have the same name, or if `chain_axis` is not 0 or 1.
 
     Examples
     --------
@@ -93,7 +103,10 @@ def to_arviz(states, infos=None, *, step_size=None, warmup: tuple[Any, Any] | No
 
 
 def from_groups(groups: dict[str, Any], **options: Any):
-    """InferenceData or DataTree of {group: {variable: (num_chains, num_draws, ...)}}. options: coords, dims."""
+    """InferenceData or DataTree of {group: {variable: (num_chains, num_draws, ...)}}.
+
+    options: coords and dims, as for `arviz.from_dict`. Raises ImportError without ArviZ.
+    """
     import arviz
 
     if arviz.__version__.startswith("0."):
@@ -116,11 +129,12 @@ def _groups(states, infos, chain_axis, step_size=None):
 def statistics(infos, logdensity, shape: tuple[int, int], chain_axis: int = 1, step_size=None) -> dict[str, np.ndarray]:
     """Fields of infos with a number for each draw, and the log-density, by ArviZ's names, (num_chains, num_draws).
 
-    shape: (num_chains, num_draws).
+    infos: may be None. shape: (num_chains, num_draws). chain_axis: as for `named_draws`. step_size: () or
+    (num_chains,).
     """
 
     def per_draw(value):
-        """(num_chains, num_draws), if there is a number for each draw."""
+        """The value as (num_chains, num_draws) if it has one number for each draw, else None."""
         found = getattr(value, "shape", None)
         if found == (shape if chain_axis == 0 else shape[::-1]):
             return np.moveaxis(np.asarray(value), chain_axis, 0)

@@ -11,12 +11,13 @@ from householder_mcmc.results import arviz, diagnostics
 
 __all__ = ["diagnose"]
 
-# Chains arrived late if the map was learnt in a smaller part of the warm-up. The largest part is 9/10: then the learner
-# never started anew. Chosen, without a source.
+# Chains arrived late if the map was learnt in a smaller part of the warm-up than this. If the learner never started
+# anew, the part is 9/10. Chosen, without a source.
 _SMALLEST_PART_LEARNT = 1 / 3
 
-# Acceptance in the last phase that is further from its target says that the step size does not fit: a standard error of
-# it is 0.02 in a last phase of 40 steps of 4 chains. A chain that accepts a quarter of the target does not move.
+# If the mean acceptance of the last phase is further than `_FAR` from its target, the step size does not fit. Its
+# standard error is 0.02 in a last phase of 40 steps of 4 chains. A chain that accepts less than `_STUCK_PART` of the
+# target hardly moves.
 _FAR = 0.1
 _STUCK_PART = 0.25
 
@@ -39,19 +40,19 @@ def diagnose(
     Parameters
     ----------
     warmup_info, parameters
-        What `Warmup.run` returned. With the parameters it is said whether all of the rank is used.
+        What `Warmup.run` returned. With the parameters a full use of the rank is reported.
     info
-        Infos of the transitions after it. With them divergences are counted.
+        Infos of the transitions after the warm-up, fields (num_draws, num_chains). With them divergences are counted.
     positions
-        Trace of their positions, leaves (num_draws, num_chains, ...). With it R-hat, ESS, chains that are stuck and
-        heavy tails are judged, and by infos of that shape each chain's acceptance. Variables have the names that
-        `to_arviz` gives them.
+        Trace of the positions of these transitions, leaves (num_draws, num_chains, ...). With it R-hat, ESS, chains
+        that are stuck and heavy tails are judged, and, if there are infos, each chain's acceptance. Variables have the
+        names that `to_arviz` gives them.
     target_acceptance_rate
-        What the step size was tuned to. With it the acceptance of the last phase is judged.
+        What the step size was tuned to. With it the acceptance of the last phase of the warm-up is judged.
 
     Returns
     -------
-    Sentences; none where nothing was found.
+    A list of sentences, empty if nothing was found.
 
     Raises
     ------
@@ -77,20 +78,20 @@ def diagnose(
         found.append(f"the map, the step size or the chains had not settled after {num_steps} steps.")
     if np.any(warmup_info.is_behind):
         found.append(
-            f"chains {_names(warmup_info.is_behind)} ended the warm-up far below the others, on their way or in a "
+            f"chains {_indices(warmup_info.is_behind)} ended the warm-up far below the others, on their way or in a "
             "lower mode. Nothing was learnt from them."
         )
     if np.any(warmup_info.num_moves):
         found.append(
-            f"chains {_names(warmup_info.num_moves)} were far below the others, in places of negligible mass, and were "
-            "set to the state of another chain."
+            f"chains {_indices(warmup_info.num_moves)} were far below the others, in places of negligible mass, and "
+            "were set to the state of another chain."
         )
     rates = np.asarray(warmup_info.acceptance_rate, float)
     if target_acceptance_rate is not None and np.all(np.isfinite(rates)):
         is_stuck = rates < _STUCK_PART * target_acceptance_rate
         mean = rates.mean()
         if np.any(is_stuck):
-            found.append(f"chains {_names(is_stuck)} accepted almost nothing in the last phase of the warm-up.")
+            found.append(f"chains {_indices(is_stuck)} accepted almost nothing in the last phase of the warm-up.")
         elif (
             target_acceptance_rate - mean > _FAR or mean - target_acceptance_rate > _FAR and not _is_solved(parameters)
         ):
@@ -107,10 +108,10 @@ def diagnose(
     num_divergent = int(np.sum(getattr(info, "is_divergent", 0)))
     if num_divergent:
         found.append(f"{num_divergent} trajectories diverged: they met places too narrow for their steps, or a wall.")
-    return found + ([] if positions is None else _of_draws(positions, info))
+    return found + ([] if positions is None else _judge_draws(positions, info))
 
 
-def _of_draws(positions, info):
+def _judge_draws(positions, info):
     draws, label = arviz.ravelled_draws(positions)
     ess_bulk, _, rhat = diagnostics.ess_and_rhat(draws)
     acceptance_rate = 1.0 if info is None else np.mean(info.acceptance_rate, axis=0)
@@ -118,12 +119,12 @@ def _of_draws(positions, info):
 
 
 def _is_solved(parameters):
-    """Whether a Gaussian is solved exactly. At the longest step the acceptance may then be above its target."""
+    """Whether there is a center. Then even the longest step may have an acceptance above its target."""
     center = None if parameters is None else parameters.get("center")
     return center is not None and bool(is_known(center))
 
 
-def _names(are):
+def _indices(are):
     return np.flatnonzero(np.asarray(are)).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Diagnostics of frozen chains, as numbers and as warnings."""
+"""Diagnostics of draws of frozen chains, as numbers and as warnings."""
 
 from warnings import catch_warnings
 
@@ -10,10 +10,10 @@ from scipy.stats import rankdata
 
 __all__ = ["MANY_CHAINS", "ess_and_rhat", "nested_rhat", "tail_ess", "warnings", "summarise"]
 
-# Of so many chains, if they are shorter than this, ESS is that of the means of chains, and R-hat that of superchains:
-# neither needs long chains. The variance of 64 means is known to 18%. Plain R-hat and ESS need 100 effective draws of
-# each chain. They see more, such as chains that each stay in a mode of their own, so they judge where there are four
-# draws for each of the 100. (Four is chosen, without a source.)
+# From this many chains on, if they have fewer than `_LONG` draws each, ESS is found from the chains' means, and R-hat
+# is that of superchains: neither needs long chains. The variance of 64 means is known to 18%. Plain R-hat and ESS need
+# 100 effective draws of each chain. They see more, such as chains that each stay in a mode of their own. So they are
+# used from 400 draws on, four for each of the 100. (Four is chosen, without a source.)
 MANY_CHAINS = 64
 _LONG = 400
 
@@ -22,24 +22,24 @@ _LONG = 400
 _LARGEST_RHAT = 1.01
 _SMALLEST_ESS = 100
 
-# In all, where there are many short chains: ESS is then not estimated from each of them.
+# Smallest ESS of many short chains, all together: it is not estimated from each of them. 400 as above.
 _SMALLEST_ESS_OF_MANY = 400
 
-# The share of many short chains that may be stuck, or reject nearly all, before they are named; and draws below which
-# none is called stuck. (By chance one of 1000 good chains often is.) Chosen, without a source: in 1% of the chains a
-# bias of 5 standard deviations moves the mean by 5% of one, which is its error with an ESS of 400.
+# The share of many short chains that may be stuck, or reject nearly all, before they are named; and the number of draws
+# below which no chain is called stuck. (By chance one of 1000 good chains often is.) Chosen, without a source: in 1% of
+# the chains a bias of 5 standard deviations moves the mean by 5% of one, which is its error with an ESS of 400.
 _FEW = 0.01
 _FEWEST_DRAWS = 10
 
-# A chain's mean acceptance rate below which it is named. Chosen, without a source: about a third of what step sizes are
-# tuned to, 0.574 (MALA) and 0.8 (HMC). The step size is shared, so such a chain is where the others' is too long.
+# A chain with a smaller mean acceptance rate is named. Chosen, without a source: about a third of what step sizes are
+# tuned to, 0.574 (MALA) and 0.8 (HMC). The chains share the step size, and such a chain is where it is too long.
 _SMALLEST_ACCEPTANCE = 0.2
 
 # Pareto shape k of a tail. Moments of order 1 / k and up are infinite: from k = 1/2 on the variance, from k = 1/4 on
 # the Monte Carlo error of the variance. Chosen between the two, without a source: it leaves moments up to order 3.3.
 _HEAVIEST_TAIL = 0.3
 
-# The estimated shape must exceed 0 by this many standard deviations too, or few draws of light tails would give a
+# The estimated shape must also exceed 0 by this many standard deviations, or few draws of light tails would give a
 # warning. By chance a normal number is that far up with a probability of 2 in 10,000.
 _TAIL_SIGMAS = 3.5
 
@@ -75,9 +75,9 @@ def summarise(
     warmup_seconds, sampling_seconds
         Wall time.
     reference
-        Optional (mean, sd, mcse), each (d,): known moments, and the Monte Carlo standard error of the known mean. The
-        error of a mean is then z = (mean of draws - mean) / sqrt(standard error^2 + mcse^2),
-        infinite where a chain is stuck.
+        Optional (mean, sd, mcse), each (d,): known moments, and the Monte Carlo standard error of the known mean. With
+        it there are max_abs_z, the largest |mean of draws - mean| / sqrt(standard error^2 + mcse^2), infinite if a
+        chain is stuck; and min_sd_ratio and median_sd_ratio, of sd of draws / sd.
     label
         Index of a parameter -> its name in the warnings.
     superchains
@@ -87,8 +87,8 @@ def summarise(
 
     Returns
     -------
-    A dict of floats, but for three lists: `ess` and `rhat`, of length d, and `warnings`, texts. ESS and R-hat are NaN
-    where there are too few draws for them, and R-hat of one chain.
+    A dict of floats and three lists: `ess` (bulk) and `rhat`, of length d, and `warnings`, of texts. ESS and R-hat are
+    NaN where there are too few draws for them. R-hat of one chain is NaN.
     """
     ess_bulk, ess_mean, rhat = ess_and_rhat(draws, superchains)
     num_gradients, with_warmup = int(num_gradients), int(num_gradients) + int(num_warmup_gradients)
@@ -118,7 +118,7 @@ def warnings(draws, acceptance_rate, ess_bulk, rhat, label, superchains=None) ->
 
     acceptance_rate, label, superchains: as for `summarise`. ess_bulk, rhat (d,): as from `ess_and_rhat`.
 
-    No sentence is no proof. Chains that all miss the same part of the target cannot show it: start them apart.
+    An empty list proves nothing: chains that all miss the same part of the target cannot show it. Start them apart.
 
     Good draws rarely give a warning. With 1000 independent draws of each of 4 chains, from tails that are exponential
     or lighter, that happens in fewer than one of 1000 runs. R-hat - 1 is about chi^2_7 / 7000 and exceeds 0.01 with a
@@ -129,7 +129,7 @@ def warnings(draws, acceptance_rate, ess_bulk, rhat, label, superchains=None) ->
     if num_draws < 4 and not is_nested:
         return ["there are fewer than 4 draws of a chain: nothing can be said."]
     found, limit = [], _SMALLEST_ESS_OF_MANY if is_many else _SMALLEST_ESS * num_chains
-    few = _FEW * num_chains if is_many else 0  # chains that are not named
+    few = _FEW * num_chains if is_many else 0  # so many chains may be bad without being named
     infinite = np.argwhere(~np.isfinite(draws))
     if len(infinite):
         found.append(f"numbers that are not finite: {len(infinite)}, the first of {label(int(infinite[0, 2]))}.")
@@ -144,7 +144,8 @@ def warnings(draws, acceptance_rate, ess_bulk, rhat, label, superchains=None) ->
     elif not np.all(rhat <= _LARGEST_RHAT):
         name, differ = "R-hat", "the chains differ."
         if is_nested:
-            # sqrt(1 + 1 / ESS), here of a superchain and below of half a chain, is above 1.01 for fewer than 50
+            # Without a difference R-hat is about sqrt(1 + 1 / ESS), above 1.01 for an ESS below 50: here that of a
+            # superchain, in the next text that of half a chain.
             name, differ = (
                 "nested R-hat",
                 "chains remember their start, or the superchains have fewer than 50 effective draws.",
@@ -175,6 +176,7 @@ def warnings(draws, acceptance_rate, ess_bulk, rhat, label, superchains=None) ->
 
 
 def _worst(values, worst, form, label):
+    """The worst value and the name of its parameter, as a text. worst: np.min or np.max. form: of the value."""
     if np.isnan(values).any():
         return f"not defined for {np.isnan(values).sum()} of {len(values)} parameters"
     return f"{worst(values):{form}} ({label(int(np.argmax(values == worst(values))))})"
@@ -183,8 +185,8 @@ def _worst(values, worst, form, label):
 def _distances(draws):
     """Distance of each draw from the medians, (num_chains, num_draws, 1): the largest of its coordinates.
 
-    A coordinate's unit is the median of its distances, so that a heavy tail does not hide by making its unit large. The
-    result has the tail of the heaviest coordinate.
+    A coordinate's unit is the median of its distances. A standard deviation would be large where the tail is heavy, and
+    hide it. The result has the tail of the heaviest coordinate.
 
     From n draws in an exponential tail the estimated Pareto shape is about normal, with mean 0 and standard deviation
     n^(-1/2) (Smith 1987). BlackJAX's estimate has a prior that pulls it towards 1/2. So it is 3.5 standard deviations
@@ -201,8 +203,9 @@ def ess_and_rhat(draws, superchains=None):
 
     By ArviZ if installed, else by BlackJAX, which is slower. Of 64 chains and more, with fewer than 400 draws each, the
     ESS is num_chains times the variance of the draws over that of the chains' means, which holds however short chains
-    are. It takes chains for independent, which they are if they have forgotten their start. That is what R-hat judges;
-    here it is `nested_rhat`, if superchains (num_chains,) say which chains started at the same place.
+    are. This takes chains for independent, which they are once they have forgotten their start. R-hat judges whether
+    they have. For such chains it is `nested_rhat`, if superchains (num_chains,) say which of them started at the same
+    place.
 
     If a half of a chain is constant, the ESS is 0 and R-hat infinite. If that is so of every half, R-hat is NaN. R-hat
     of one chain is NaN. Of fewer than 4 draws all three are NaN, because their halves have no variance.
@@ -227,7 +230,10 @@ def ess_and_rhat(draws, superchains=None):
 
 
 def tail_ess(draws):
-    """The smaller ESS of the 5% and 95% quantiles, (d,). NaN and 0, and many chains, as in `ess_and_rhat`."""
+    """The smaller ESS of the 5% and 95% quantiles, (d,), of draws (num_chains, num_draws, d).
+
+    Many short chains, too few draws (NaN) and constant halves (0) are treated as in `ess_and_rhat`.
+    """
     if _are_many_and_short(draws):
         limits = np.quantile(draws, (0.05, 0.95), axis=(0, 1))
         return np.minimum(*(_ess_of_means((draws <= limit).astype(float)) for limit in limits))
@@ -242,10 +248,11 @@ def tail_ess(draws):
 def nested_rhat(draws, superchains):
     """R-hat of many chains that may be short, several of which started at each of some places.
 
-    The chains of a place are a superchain. Let B be the variance of the superchains' means, and W the mean over
-    superchains of the variance of their chains' means plus the mean variance of a chain. Then it is sqrt(1 + B / W). It
-    is near 1 once chains have forgotten their place, because a superchain's mean is that of many chains. Plain R-hat
-    compares means of single chains. Unless draws are independent, it stays above 1.01 until each chain has 100
+    The chains of a place are a superchain. Nested R-hat is sqrt(1 + B / W). B is the variance of the superchains'
+    means. W is a mean over superchains, of the variance of their chains' means plus the mean variance within a chain.
+
+    It is near 1 once chains have forgotten their place, because a superchain's mean is that of many chains. Plain R-hat
+    compares the means of single chains. Unless draws are independent, it stays above 1.01 until each chain has 100
     effective draws.
 
     Parameters
@@ -257,8 +264,8 @@ def nested_rhat(draws, superchains):
 
     Returns
     -------
-    An array of the shape (...): the larger value of ranks and of folded ranks, so that heavy tails do not hide a
-    difference, and differences of scale show. NaN of a constant.
+    An array of shape (...). It is the larger of two values: that of ranks, in which heavy tails hide no difference, and
+    that of the ranks of distances from the median, in which differences of scale show. NaN for a constant.
 
     Raises
     ------
@@ -277,6 +284,7 @@ def nested_rhat(draws, superchains):
 
 
 def _nested_rhat(x, labels):
+    """Nested R-hat as it is, without ranks, (d,), of x (num_chains, num_draws, d). labels: 0, 1, ... of superchains."""
     means = x.mean(axis=1)
     within = x.var(axis=1, ddof=1) if x.shape[1] > 1 else np.zeros_like(means)
     each = [labels == label for label in range(labels.max() + 1)]
@@ -297,7 +305,7 @@ def _are_many_and_short(draws):
 
 
 def _has_superchains(draws, superchains):
-    """Whether nested R-hat is that of these draws: of many short chains some share their start."""
+    """Whether R-hat of these draws is the nested one: there are many short chains, and some share their start."""
     return _are_many_and_short(draws) and superchains is not None and 1 < len(np.unique(superchains)) < len(draws)
 
 
@@ -314,7 +322,7 @@ def _ess_of_means(x):
 
 
 def _stuck_chains(draws):
-    """Chains of which a half is constant; of many, which may be short, the whole."""
+    """Indices of chains of which a half is constant in a coordinate; of many short chains, of which the whole is."""
     num_chains, num_draws, _ = draws.shape
     if not _are_many_and_short(draws):
         return np.flatnonzero(_is_stuck(draws).reshape(2, num_chains, -1).any(axis=(0, 2)))
