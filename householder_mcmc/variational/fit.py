@@ -23,14 +23,14 @@ __all__ = ["VIInfo", "VIState", "fit", "low_rank_vi"]
 
 
 class VIState(NamedTuple):
-    """params: a `LowRankGaussian` or `LowRankScaleGaussian`. opt_state: of the optimiser."""
+    """State of a fit. params: a `LowRankGaussian` or `LowRankScaleGaussian`. opt_state: the optimiser's state."""
 
     params: LowRankGaussian | LowRankScaleGaussian
     opt_state: optax.OptState
 
 
 class VIInfo(NamedTuple):
-    """Of a step, at the parameters it started from.
+    """What happened in a step, at the parameters that it started from.
 
     elbo (): mean of log target - log q over the samples that were not dropped; NaN if none is left. If the target is
     normalised, -elbo estimates KL(q || target).
@@ -61,16 +61,18 @@ def fit(
     optimiser
         `pbam`, `reverse_kl`, or an optax chain that begins with one of them. Links after it may scale, clip or average
         its updates. If one extrapolates, as `optax.trace` does, a step that would make a variance negative is left out.
-        Links before it do nothing, because both ignore the updates that they are given: give
+        Links before it do nothing, because both ignore the updates that they are given. So give
         `optax.clip_by_global_norm` and the like to `reverse_kl` as a part of its optimiser.
     logdensity_fn
         Position -> log-density up to a constant.
     initial
         Where to start: `LowRankGaussian.start(position, rank)`, say. Its mean is a position.
     num_steps
-        Steps, each of `batch_size` gradients of the log-density.
+        Number of steps, each of `batch_size` gradients of the log-density.
+    batch_size
+        Samples of the Gaussian in a step, at least 2.
     progress
-        Show BlackJAX's progress bar, which needs `pip install 'blackjax[progress]'`.
+        Whether to show BlackJAX's progress bar, which needs `pip install 'blackjax[progress]'`.
 
     Returns
     -------
@@ -80,9 +82,10 @@ def fit(
     Raises
     ------
     TypeError
-        On a batch or a number of steps that is no integer.
+        If `batch_size` or `num_steps` is no integer, or the log-density is not a floating point number.
     ValueError
-        On a batch below 2, a negative number of steps, or a start that `check` refuses.
+        If `batch_size` is below 2 or `num_steps` is negative. If shapes or dtypes of `initial` do not match, it is not
+        finite, or its diagonal is not positive. If the log-density is an array or has no reverse-mode gradient.
 
     Examples
     --------
@@ -131,9 +134,9 @@ def low_rank_vi(
     logdensity_fn, optimizer
         As for `fit`.
     rank
-        Rows of the factor.
+        Number of rows of the factor.
     num_samples
-        Samples of a step, at least 2.
+        Samples of the Gaussian in a step, at least 2.
     family
         `LowRankGaussian` or `LowRankScaleGaussian`.
 
@@ -142,6 +145,13 @@ def low_rank_vi(
     VIAlgorithm
         `init(position)` -> VIState, at `family.start(position, rank)`; `step(rng_key, state)` -> (VIState, VIInfo);
         `sample(rng_key, state, num_samples)` -> positions with a leading axis.
+
+    Raises
+    ------
+    TypeError
+        If `num_samples` or, at `init`, `rank` is no integer.
+    ValueError
+        If `num_samples` is below 2; at `init`, if the rank is not between 1 and d.
     """
     check_size(num_samples)
 
@@ -159,6 +169,7 @@ def low_rank_vi(
 
 
 def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
+    """A step of the optimiser on `num_samples` samples: (VIState, VIInfo)."""
     params: Any
     params, opt_state = state
     samples = params.sample(rng_key, num_samples)
@@ -174,7 +185,8 @@ def _step(rng_key, state, logdensity_fn, optimiser, num_samples):
     scores = jax.tree.map(lambda leaf: jnp.where(is_finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.nan), scores)
     updates = jax.tree.map(jnp.zeros_like, params)
     updates, opt_state = optimiser.update(updates, opt_state, params, samples=samples, scores=scores)
-    # Links after `pbam` or `reverse_kl` that extrapolate, such as `optax.trace`, may make variances negative.
+    # Links after `pbam` or `reverse_kl` that extrapolate, such as `optax.trace`, may make a variance negative. Such a
+    # step is left out.
     new_params: Any = optax.apply_updates(params, updates)
     is_usable = jnp.all(new_params.diagonal > 0)
     params = jax.tree.map(lambda new, old: jnp.where(is_usable, new, old), new_params, params)

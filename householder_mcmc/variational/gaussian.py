@@ -59,7 +59,7 @@ class LowRankGaussian(NamedTuple):
         return _log_density(jnp.sum(noise**2) + jnp.sum(latent**2), noise.shape[0], self._log_determinant())
 
     def score(self, position: ArrayLikeTree) -> ArrayTree:
-        """Gradient of `log_density` at one position. Raises as that."""
+        """Gradient of `log_density` at one position. Raises as `log_density`."""
         return ravel_mean(self)[1](-self._noise(position)[0] / jnp.sqrt(self.diagonal))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankGaussian":
@@ -84,7 +84,7 @@ class LowRankGaussian(NamedTuple):
         return _kl_divergence(self, target, trace)
 
     def to_preconditioner(self) -> LowRank:
-        """L with L L^T the covariance; BlackJAX's form of it is `.to_inverse_mass_matrix()`."""
+        """L with L L^T the covariance. Its `to_inverse_mass_matrix()` is BlackJAX's form. Raises as `check`."""
         check(self)
         return LowRank.from_covariance(self.diagonal, self.factor)
 
@@ -125,7 +125,7 @@ class LowRankScaleGaussian(NamedTuple):
         return _log_density(jnp.sum(noise**2), noise.shape[0], self._log_determinant())
 
     def score(self, position: ArrayLikeTree) -> ArrayTree:
-        """Gradient of `log_density` at one position. Raises as that."""
+        """Gradient of `log_density` at one position. Raises as `log_density`."""
         return ravel_mean(self)[1](-self._solve(self._solve(_centre(self, position))))
 
     def pullback(self, samples: Array, cotangents: Array) -> "LowRankScaleGaussian":
@@ -170,7 +170,7 @@ class LowRankScaleGaussian(NamedTuple):
 def check(params: LowRankGaussian | LowRankScaleGaussian) -> None:
     """Raise ValueError if shapes or dtypes do not match.
 
-    If nothing is traced, also if a number is not finite, or the diagonal not positive.
+    If nothing is traced, it also raises if a number is not finite, or the diagonal is not positive.
     """
     mean = ravel_pytree(params.mean)[0]
     shapes = jnp.shape(params.diagonal), jnp.shape(params.factor)
@@ -210,6 +210,7 @@ class _Root(NamedTuple):
 
 
 def _factorise(diagonal, factor):
+    """The `_Root` of diag(diagonal) + factor^T factor."""
     scales = jnp.sqrt(diagonal)
     loadings = factor / scales[None]
     gram = jnp.eye(factor.shape[0], dtype=factor.dtype) + dot(loadings, loadings.T)

@@ -116,7 +116,7 @@ def pbam(
 
 
 def _is_positive(option):
-    """Whether it is positive, as far as can be known: a traced option passes."""
+    """Whether an option is positive. A traced one, whose value is not known, passes."""
     return not is_concrete(option) or bool(np.asarray(option) > 0)
 
 
@@ -155,9 +155,10 @@ def patch(covariance: LowRank, rank: int, max_steps: int, tolerance: float) -> t
     """The (diagonal, factor) nearest to a covariance L L^T, and the number of EM steps; O(k rank d) a step.
 
     Minimises KL(N(0, covariance) || N(0, diag(diagonal) + factor^T factor)), the likelihood of a factor analysis, by EM
-    (Rubin & Thayer 1982), over-relaxed, the diagonal in logarithms. It starts at diagonal scales^2 and the best factor
-    for it, but for coordinates far below their variance given the others. Diagonals are kept above 100 eps of the
-    variance, and above eps^(1/2) of scales^2, to which `pbam` adds its update.
+    (Rubin & Thayer 1982), over-relaxed, the diagonal in logarithms. It starts at the diagonal scales^2 and the best
+    factor for it. A coordinate in which scales^2 is far below its variance given the others starts at a tenth of that
+    variance. Diagonals are kept above 100 eps of the variance, and above eps^(1/2) of scales^2, to which `pbam` adds
+    its update.
 
     covariance: k eigenvectors, k >= rank, their eigenvalues in descending order.
     """
@@ -204,7 +205,7 @@ def _least(batch: Batch) -> Array:
     mean = dot(weights, scores)
     variances = dot(weights, (scores - mean[None]) ** 2)
     ratio = jnp.max(jnp.where(variances > 0, mean**2 / jnp.where(variances > 0, variances, 1), 0))
-    noise = jnp.exp(_NOISE * jnp.sum(weights**2))  # of 1 + ratio; the sum is 1 / number of samples
+    noise = jnp.exp(_NOISE * jnp.sum(weights**2))  # most 1 + ratio can be by noise; the sum is 1 / number of samples
     return _SAFETY * jnp.maximum((1 + ratio) / noise - 1, 0)
 
 

@@ -1,9 +1,9 @@
 """Reverse Kullback-Leibler divergence KL(q || target) by stochastic gradients, for both Gaussian families.
 
 Source: Hird & Livingstone (2026), Section 4.1 and last appendix. Two errors of the appendix are corrected: it has x in
-place of the noise in the gradient, which moves the fixed point, and it ascends in the mean. And the gradient of the
-entropy is estimated from the same samples (Roeder, Wu & Duvenaud 2017, "Sticking the landing"), so that the noise of
-the gradient vanishes where q is the target.
+place of the noise in the gradient, which moves the fixed point, and it ascends in the mean. In addition, the gradient
+of the entropy is estimated from the same samples (Roeder, Wu & Duvenaud 2017, "Sticking the landing"), so that the
+noise of the gradient vanishes where q is the target.
 """
 
 from typing import Any, cast
@@ -34,6 +34,11 @@ def reverse_kl(optimiser: optax.GradientTransformation) -> optax.GradientTransfo
     To clip gradients, do so inside: `reverse_kl(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))`. Before
     `reverse_kl` clipping does nothing. Optimisers that need the value of the loss, such as `optax.lbfgs`, cannot be
     used, because only the gradient is estimated.
+
+    Parameters
+    ----------
+    optimiser
+        Any optax transformation that needs no more than gradients and parameters.
 
     Raises
     ------
