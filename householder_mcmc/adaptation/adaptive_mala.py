@@ -1,8 +1,8 @@
 """Adaptive MALA, as a BlackJAX sampling algorithm.
 
-Source: Hird & Livingstone (2026), Algorithm 1, the adaptive step, and Algorithm 2, the MALA kernel. An adaptive chain
-is not Markov, and its kernel does not leave the target invariant. Its averages converge if the gains go to zero. To
-sample from an invariant kernel use `warmup`, which freezes what it has learnt.
+Source: Hird & Livingstone (2026), Algorithm 1, the adaptive step, and Algorithm 2, the MALA kernel. The chain is
+not Markov while it adapts. Its averages converge if the gains go to zero. For a kernel that leaves the target invariant
+use `warmup`, which freezes what it has learnt.
 """
 
 import warnings

@@ -61,7 +61,7 @@ _SHORTEST = 0.05
 _LONGEST = 0.5
 
 # A coordinate is flat if its slope is less than this part of the steepest. Then it is not made to gain as much as the
-# others. Units of 1e6 and 1e-6 give slopes a ratio of 1e-12, and another 1e-3 is for where the coordinates are.
+# others. Units of 1e6 and 1e-6 give slopes a ratio of 1e-12, and another 1e-3 allows for the place.
 # (Without this limit a coordinate may go 1e40 far where slopes are exponentials.)
 _FLAT = 1e-15
 
@@ -151,7 +151,7 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
         If a leaf or the log-density is not floating point, or all leaves have fewer than 32 bits.
     ValueError
         If the leaves have no chain axis in common; if the log-density is no single number or has no reverse-mode
-        gradient; if d = 0; unless they are traced, if no start is finite with its log-density and gradient. Where only
+        gradient; if d = 0; if no start is finite with its log-density and gradient, unless they are traced. Where only
         some are not finite, these chains stay and their has_arrived is False.
 
     Examples

@@ -9,16 +9,16 @@ from blackjax.types import Array
 
 __all__ = ["Climb", "Lag", "are_negligible", "find_behind", "find_front", "follow_levels"]
 
-# A rise of the log-density by more than d + 10 is a climb. In the first half of a warm-up, where starting anew costs
+# A rise of the log-density by more than d + 10 is a climb. In the first half of the learning, where starting anew costs
 # little, a rise by more than min(d, 6 d^(1/2)) + 10 is one. The log-densities of two draws of a Gaussian differ by
 # d^(1/2), in standard deviation. The 10 is for small d: there they differ by more with a probability of about e^-10.
 # (Neither made a difference on three targets of d = 26 to 102, where no two draws differ by so much.)
 _RISE = 10
 _DEVIATIONS = 6
 
-# When a climb begins the learner is reset at each of this many steps: by then the step size fits the map that it starts
-# from.
-# (With 1 or 30 one seed of nine ends at a third of its ESS or less: `benchmarks/results/warmup_constants.md`.)
+# From the start of a climb the learner is reset at each of this many steps: by then the step size fits the map that it
+# starts from. (With 1 or 30 one seed of nine ends at a third of its ESS or less, see
+# `benchmarks/results/warmup_constants.md`.)
 _RESETS = 10
 
 # From this step on a climb is slow. The learner then gets more than `_SPELL` steps between two series of resets, so
@@ -137,9 +137,10 @@ class Climb(NamedTuple):
         """The climb after step `count`, and whether a new series of resets has begun, ().
 
         It begins if a chain has risen by more than d + 10, or by more than min(d, 6 d^(1/2)) + 10 if `is_early`. From
-        step 100 on half of the chains must have risen, and the learner must have learnt for more than 20 steps.
+        step 100 on half of the chains that count must have risen, and the learner must have learnt for more than 20
+        steps.
 
-        logdensity (num_chains,): of the chains now. is_behind (num_chains,): chains whose rise does not count.
+        logdensity (num_chains,): of the chains now. is_behind (num_chains,): chains that do not count.
         """
         logdensity = logdensity.astype(self.levels.dtype)
         rise = logdensity - self.levels

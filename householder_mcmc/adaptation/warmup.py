@@ -133,24 +133,24 @@ def warmup(
     Starts whose log-densities differ by more than 1000 (or 2 d, if that is more), and the start of a single chain,
     climb first, each alone, by `arrive`.
 
-    The chains run HMC. Trajectories have one leapfrog step at first, which is MALA. Once the acceptance has crossed its
-    target they grow by a step at every 8th transition, up to a quarter period, as long as fewer than one in eight ends
-    outside the support of the target. Long ones show the learner the wide directions, and are worth their gradients
-    once the map is known in part.
+    The chains run HMC. Trajectories have one leapfrog step at first, as those of MALA. Once the acceptance has crossed
+    its target they grow by a step at every 8th transition, up to a quarter period, as long as fewer than one in eight
+    ends outside the support of the target. Long trajectories show the learner the wide directions. They are worth their
+    gradients once the map is known in part.
 
-    A chain is climbing if its log-density rose by more than d + 10 since the learner last started; in the first half,
-    where starting anew costs little, by more than min(d, 6 d^(1/2)) + 10. (Of two draws of a Gaussian the log-densities
-    differ by d^(1/2), in standard deviation.) The learner then forgets its draws. From step 100 on half of the chains
-    must climb for that, and there is at most one restart in 30 steps, so that a map learnt on the way can shorten the
-    climb.
+    A chain is climbing if its log-density rose by more than d + 10 since the learner last started. In the first half of
+    the learning steps (of the most there may be, if their number is not given) starting anew costs little, and a rise
+    by more than min(d, 6 d^(1/2)) + 10 is enough. (The log-densities of two draws of a Gaussian differ by d^(1/2), in
+    standard deviation.) The learner then forgets its draws. From step 100 on half of the chains must climb for that,
+    and there is at most one restart in 30 steps, so that a map learnt on the way can shorten the climb.
 
-    A chain whose log-density is more than d + 10 below that of the others is behind: it has a step size of its own and
-    teaches nothing. If it stays behind for 50 steps, in a place that holds a negligible part of the mass by its height
-    and by the volume it has moved in, it takes the state of another chain: `info.num_moves` says so. A lower mode that
-    is wide enough to hold mass keeps its chains.
+    A chain whose log-density is more than d + 10 below that of the others is behind. It has a step size of its own and
+    teaches nothing. After 50 steps behind it is judged: if its place holds a negligible part of the mass, by its height
+    and by the volume it has moved in, it takes the state of another chain. `info.num_moves` counts that. A lower mode
+    that is wide enough to hold mass keeps its chains.
 
-    The last tenth of the steps runs the sampler that is asked for, keeps the map, and adapts and averages only the step
-    size.
+    In the last tenth of the steps the chains run the sampler that is asked for, the map is frozen, and only the step
+    size is adapted and averaged.
 
     Parameters
     ----------
@@ -179,11 +179,12 @@ def warmup(
     Raises
     ------
     TypeError
-        If `sampler` is neither a name nor a `Sampler`; at `run`, if `num_steps` or `num_chains` is no integer.
+        If `sampler` is neither a name nor a `Sampler`. At `run`, if `num_steps` is no integer, and as the `init` of
+        `adaptive_mala`.
     ValueError
-        On an unknown sampler or a target outside (0, 1); at `run`, on a negative `num_steps`, on `keep` without a
-        number of steps, on a state to go on from that is of another scheme or number of chains, on a scheme that cannot
-        begin with a map, and what `adaptive_mala` refuses.
+        If the sampler is unknown or the target outside (0, 1). At `run`, if `num_steps` is negative; if there is a
+        `keep` but no number of steps; if a state to go on from is of another scheme or number of chains; if there is an
+        `initial` that the scheme cannot begin with; and as the `init` of `adaptive_mala`.
 
     Examples
     --------

@@ -25,7 +25,7 @@ has draws of one gradient where the Gaussian fits. It loses nothing to leapfrog 
   a = 1 / 6, which is best for small kicks: second Gaussian 218, quartic 115, diamonds and item response as above.
 
 Source: Shahbaba, Lan, Johnson & Neal (2014), Split Hamiltonian Monte Carlo. Casas, Sanz-Serna & Shaw (2022), Split
-Hamiltonian Monte Carlo revisited: it needs momenta that are preconditioned like the Gaussian, as here.
+Hamiltonian Monte Carlo revisited: the momenta must be preconditioned like the Gaussian, as here.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ _LONG = 400
 _LARGEST_RHAT = 1.01
 _SMALLEST_ESS = 100
 
-# Smallest ESS of many short chains, all together: it is not estimated from each of them. 400 as above.
+# Smallest ESS of many short chains, all together, because it is not estimated from each of them.
 _SMALLEST_ESS_OF_MANY = 400
 
 # The share of many short chains that may be stuck, or reject nearly all, before they are named; and the number of draws
@@ -201,14 +201,15 @@ def _distances(draws):
 def ess_and_rhat(draws, superchains=None):
     """Bulk ESS, ESS of the mean and R-hat, each (d,), of draws (num_chains, num_draws, d).
 
-    By ArviZ if installed, else by BlackJAX, which is slower. Of 64 chains and more, with fewer than 400 draws each, the
+    By ArviZ if installed, else by BlackJAX, which is slower. For 64 chains and more with fewer than 400 draws each, the
     ESS is num_chains times the variance of the draws over that of the chains' means, which holds however short chains
     are. This takes chains for independent, which they are once they have forgotten their start. R-hat judges whether
     they have. For such chains it is `nested_rhat`, if superchains (num_chains,) say which of them started at the same
     place.
 
-    If a half of a chain is constant, the ESS is 0 and R-hat infinite. If that is so of every half, R-hat is NaN. R-hat
-    of one chain is NaN. Of fewer than 4 draws all three are NaN, because their halves have no variance.
+    If a half of a chain is constant, the ESS is 0 and R-hat infinite. If every half is, R-hat is NaN. R-hat of one
+    chain is NaN. For fewer than 4 draws of each chain all three are NaN, because halves of them have no variance; the
+    nested R-hat and the ESS beside it are defined even then.
     """
     is_nested = _has_superchains(draws, superchains)
     if draws.shape[1] < 4 and not is_nested:

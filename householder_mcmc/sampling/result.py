@@ -100,7 +100,7 @@ class Result:
 
     @functools.cached_property
     def warnings(self) -> list[str]:
-        """Reasons to distrust the draws, one sentence each: what happened, what the draws show, and the warm-up."""
+        """Reasons to distrust the draws, one sentence each: from the run, the draws and the warm-up."""
         found = list(self.notes)
         if self.num_draws:
             x, label = self.columns()
@@ -127,9 +127,9 @@ class Result:
         """A table with a row for each number of each variable: print it, or read `result.summary()["theta[2]"].mean`.
 
         mean, sd, quantiles (5%, 50%, 95%), Monte Carlo standard error of the mean, ESS of the bulk and of the tails,
-        and R-hat. The last four are NaN of fewer than 4 draws. Of 64 chains and more, with fewer than 400 draws each,
-        they are as in `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts. Raises ValueError
-        if there are no draws.
+        and R-hat. The last four are NaN for fewer than 4 draws of each chain. For 64 chains and more, with fewer than
+        400 draws each, they are as in `diagnostics.ess_and_rhat`, with the nested R-hat of chains that share starts.
+        Raises ValueError if there are no draws.
         """
         if not self.num_draws:
             raise ValueError("there are no draws.")
