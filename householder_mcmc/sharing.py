@@ -2,13 +2,15 @@
 
 `jax.jit` compiles again for every new function, and a factory makes a new function at each call. So factories of
 schedules and schemes return the same object for equal arguments (`shared`). And what is compiled for a log-density is
-kept, with the log-density and what it reads, and found again (`program`).
+kept, with the log-density and what it reads, and found again (`program`). A warm-up mostly runs for less time than it
+compiles, so its programs are compiled quickly (`brief_program`).
 """
 
 import functools
 import inspect
 import logging
 import operator
+import os
 import sys
 import sysconfig
 import types
@@ -20,7 +22,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["shared", "program"]
+__all__ = ["brief_program", "program", "shared"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +30,10 @@ R = TypeVar("R")
 # Programs that are kept, with the log-densities and the data in them. Enough for a handful of models; more would fill
 # the memory with those of before.
 _MOST_PROGRAMS = 16
+
+# With these a CPU's program of a warm-up is compiled in 0.55 of the time. A gradient took 0.98-1.19 of the time with it
+# on nine posteriors, 1.36 on item response, which gathers.
+_QUICK_OPTIONS = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
 
 # Folders of Python itself and of installed packages.
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -52,7 +58,12 @@ def shared(factory: Callable[P, R]) -> Callable[P, R]:
     return find_or_make
 
 
-def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
+def brief_program(build: Callable[..., Callable]) -> Callable[..., Callable]:
+    """`program` for what runs for less time than it compiles: compiled quickly, which takes half the time."""
+    return program(build, is_brief=True)
+
+
+def program(build: Callable[..., Callable], is_brief: bool = False) -> Callable[..., Callable]:
     """A decorator of build(function, *static) -> function of arrays. The result returns that function, jitted.
 
     An earlier jitted function is returned if `function` is the same and reads the same objects, and the static
@@ -74,15 +85,32 @@ def program(build: Callable[..., Callable]) -> Callable[..., Callable]:
             return results
 
         trace.__name__ = traced.__name__
-        return jax.jit(trace)
+        return jax.jit(trace, compiler_options=_quick_options() if is_brief else None)
 
     def find_or_make(value: Callable, *static: Any) -> Callable:
         function, is_traced = _Function(value), isinstance(jnp.zeros(()), jax.core.Tracer)
         if is_traced or not _is_hashable(static) or _have_tracer([*function.objects, *_reads(static)]):
-            return jax.jit(build(value, *static))
+            return jax.jit(build(value, *static))  # an outer program has options of its own
         return find(_known(function), *static)
 
     return find_or_make
+
+
+def _quick_options():
+    """Options of the compiler for a CPU, without those that are set in XLA_FLAGS or that this XLA does not know."""
+    if jax.default_backend() != "cpu":
+        return {}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in _QUICK_OPTIONS.items() if name not in flags and _is_option(name, value)}
+
+
+@functools.cache
+def _is_option(name, value):
+    try:
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 class _Function:

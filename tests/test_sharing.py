@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import householder_mcmc as hm
+from householder_mcmc import sharing
 from householder_mcmc.adaptation.samplers import SAMPLERS
 from householder_mcmc.adaptation.warmup import _adapt
-from householder_mcmc.sharing import _MOST_PROGRAMS, program, shared
+from householder_mcmc.sharing import _MOST_PROGRAMS, brief_program, program, shared
 
 
 @pytest.fixture
@@ -482,6 +483,43 @@ def test_a_traced_value_is_never_kept():
     np.testing.assert_array_equal(jax.vmap(batched)(jnp.array([1.0, 2.0])), [-1, -2])
     first, second = find(once, np.ones(2)), find(once, np.ones(2))  # without a hash
     assert first is not second and first(1) == 2
+
+
+@pytest.fixture
+def options_of_programs(monkeypatch):
+    """The compiler options of every program that is made, without the flags that these tests are run with."""
+    made, jit = [], jax.jit
+
+    def recording(function, **kwargs):
+        made.append(kwargs.get("compiler_options"))
+        return jit(function, **kwargs)
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(sharing.jax, "jit", recording)
+    sharing._is_option.cache_clear()
+    return made
+
+
+@pytest.mark.parametrize("build", [brief_program, program])
+def test_brief_programs_alone_are_compiled_quickly(build, options_of_programs):
+    """Within another program, and within a batch, they have no options: only an outermost one may have them."""
+    double = lambda x: 2 * x  # noqa: E731
+    find = build(lambda function: lambda x: function(x) + 1)
+    assert find(double)(1) == 3
+    assert options_of_programs[-1] == (sharing._QUICK_OPTIONS if build is brief_program else None)
+    np.testing.assert_array_equal(jax.vmap(lambda x: find(double)(x))(jnp.arange(2.0)), [1, 3])
+    assert jax.make_jaxpr(lambda x: find(double)(x))(1.0).out_avals[0].shape == ()
+    assert options_of_programs[-1] is None
+
+
+def test_quick_options_give_way_to_the_users_and_to_an_older_compiler(options_of_programs, monkeypatch):
+    level, emitters = sharing._QUICK_OPTIONS
+    monkeypatch.setitem(sharing._QUICK_OPTIONS, "xla_is_no_option", 1)
+    assert set(sharing._quick_options()) == {level, emitters}
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=3")
+    assert set(sharing._quick_options()) == {emitters}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert sharing._quick_options() == {}
 
 
 def test_models_of_long_ago_and_their_data_are_let_go(compilations):

@@ -23,7 +23,7 @@ from householder_mcmc.mcmc.chains import ravel_chains, share_time
 from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.mcmc.metropolis import is_finite, require_finite
 from householder_mcmc.preconditioners.checks import require_chains, require_integer
-from householder_mcmc.sharing import program
+from householder_mcmc.sharing import brief_program
 
 __all__ = [
     "AdaptiveState",
@@ -147,7 +147,7 @@ def resume(state: AdaptiveState, scheme: Scheme, sampler: Sampler, num_chains: i
     return state._replace(chains=sampler.state(*state.chains))
 
 
-@program
+@brief_program
 def _start(logdensity_fn, scheme, sampler):
     def start(positions):
         chains = jax.vmap(lambda position: mala.init(position, logdensity_fn))(positions)

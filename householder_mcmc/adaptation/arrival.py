@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.checks import is_concrete, require_chains
-from householder_mcmc.sharing import program
+from householder_mcmc.sharing import brief_program
 
 __all__ = ["ArrivalInfo", "are_far", "arrive", "ascend"]
 
@@ -178,7 +178,7 @@ def are_far(logdensity: Array, dim: int) -> Array:
     return jnp.asarray(len(logdensity) == 1) | ~(jnp.ptp(logdensity) <= max(_FAR, _FAR_BY_DIM * dim))
 
 
-@program
+@brief_program
 def _arrive(logdensity_fn):
     def arrive(positions):
         def one(position):

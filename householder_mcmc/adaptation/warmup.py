@@ -31,7 +31,7 @@ from householder_mcmc.mcmc.hmc import MOST_INTEGRATION_STEPS
 from householder_mcmc.mcmc.integrator import is_known
 from householder_mcmc.mcmc.metropolis import require_rate
 from householder_mcmc.preconditioners.checks import is_concrete, require_integer
-from householder_mcmc.sharing import program
+from householder_mcmc.sharing import brief_program
 
 __all__ = ["Warmup", "WarmupInfo", "WarmupResults", "warmup"]
 
@@ -246,7 +246,7 @@ def _arrive_if_far(state, logdensity_fn, scheme):
     return only_if(is_far, arrived, (state, none))
 
 
-@program
+@brief_program
 def _adapt(logdensity_fn, scheme, sampler, target, keep, num_steps):
     ends_by_itself = num_steps is None
     most_steps = MOST_STEPS if ends_by_itself else num_steps

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from blackjax import diagnostics
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 __all__ = ["MANY_CHAINS", "ess_and_rhat", "nested_rhat", "tail_ess", "warnings", "summarise"]
 
@@ -312,6 +311,8 @@ def _has_superchains(draws, superchains):
 
 def _normal_scores(x):
     """Draws (num_chains, num_draws, d) as normal quantiles of their ranks."""
+    from scipy.stats import rankdata  # here: it takes a fifth of the time that the package is imported in
+
     ranks = rankdata(x.reshape(-1, x.shape[2]), axis=0)
     return ndtri((ranks - 3 / 8) / (len(ranks) + 1 / 4)).reshape(x.shape)
 

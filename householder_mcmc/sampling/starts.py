@@ -11,7 +11,7 @@ from householder_mcmc.preconditioners.checks import require_numbers
 from householder_mcmc.preconditioners.maps import cast_floats
 from householder_mcmc.results.diagnostics import MANY_CHAINS
 from householder_mcmc.sampling.model import Model
-from householder_mcmc.sharing import program
+from householder_mcmc.sharing import brief_program
 
 __all__ = ["find_starts", "find_superchains"]
 
@@ -133,12 +133,12 @@ def _choose(is_chosen):
     return lambda x, y: jnp.where(is_chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)
 
 
-@program
+@brief_program
 def _are_finite(logdensity):
     return lambda positions: jnp.isfinite(jax.vmap(logdensity)(positions))
 
 
-@program
+@brief_program
 def _draw_around(logdensity):
     """(keys, initial, attempt) -> positions around `initial`, and whether the log-density is finite at each."""
 
