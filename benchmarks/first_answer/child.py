@@ -52,21 +52,13 @@ class Sampler(NamedTuple):
 
 
 def ours(problem, seed, num_warmup, num_draws):
-    import jax
-
     import householder_mcmc as hm
-    from householder_mcmc.mcmc.chains import run_chains
 
-    key_warmup, key = jax.random.split(jax.random.key(seed))
     starts = problem.starts(seed, NUM_CHAINS)
-    (state, parameters), _ = hm.warmup(problem.logdensity, hm.two_ended()).run(key_warmup, starts, num_warmup)
-
-    @jax.jit
-    def draw(key, state, parameters):
-        kernel = hm.hmc(problem.logdensity, **parameters)
-        return run_chains(kernel.step, key, state, num_draws, lambda state, _: state.position)[1]
-
-    return draw(key, state, parameters).swapaxes(0, 1)
+    result = hm.sample(
+        problem.logdensity, None, seed, starts=starts, num_warmup=num_warmup, num_draws=num_draws, progress=False
+    )
+    return result.draws["x"]
 
 
 def blackjax_nuts(problem, seed, num_warmup, num_draws):

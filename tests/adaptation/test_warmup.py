@@ -31,9 +31,10 @@ def sample(logdensity, state, parameters, num_draws, sampler, seed=3):
     return jax.jit(run)(state)
 
 
-@pytest.mark.parametrize("sampler, target", [("mala", 0.8), ("hmc", 0.8)])
-def test_tunes_the_sampler_and_counts_its_gradients(sampler, target, dtype):
-    """MALA's longest step has an acceptance of 0.69 here."""
+@pytest.mark.parametrize("sampler, dtype", [("mala", "float32"), ("hmc", "float64")], indirect=["dtype"])
+def test_tunes_the_sampler_and_counts_its_gradients(sampler, dtype):
+    """To an acceptance of 0.8; MALA's longest step has one of 0.69 here."""
+    target = 0.8
     warmup = hm.warmup(
         skewed_logdensity,
         hm.two_ended(2),
@@ -266,7 +267,7 @@ def test_unknown_sampler_or_impossible_target():
 
 def test_the_last_phase_keeps_the_map():
     """The map returned is that of the last learning step, the 45th, and the same whatever the sampler."""
-    scheme, maps = hm.eigen(2), []
+    scheme, maps = hm.diagonal(), []
     for sampler in ("hmc", "mala"):
         warmup = hm.warmup(
             skewed_logdensity, scheme, NUM_CHAINS, sampler=sampler, keep=lambda state, info: state.scheme
@@ -287,8 +288,9 @@ def test_a_target_of_ones_own(sampler, target):
     assert abs(acceptance.mean() - target) < 0.05  # as in the test above
 
 
-@pytest.mark.parametrize("sampler", ["mala", "hmc"])
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 9, 10])
+@pytest.mark.parametrize(
+    "num_steps, sampler", [(0, "hmc"), (1, "mala"), (2, "hmc"), (9, "mala"), (10, "mala"), (10, "hmc")]
+)
 def test_short_warmups(num_steps, sampler):
     warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS, sampler=sampler)
     (state, parameters), info = warmup.run(jax.random.key(0), starts(), num_steps)
@@ -309,7 +311,7 @@ def test_keeps_what_is_asked():
 
 def test_memory_does_not_grow_with_the_number_of_steps():
     """Of the compiled warm-up: temporary memory and outputs at 20,000 steps are those at 200."""
-    warmup = hm.warmup(skewed_logdensity, hm.eigen(2), NUM_CHAINS)
+    warmup = hm.warmup(skewed_logdensity, hm.diagonal(), NUM_CHAINS)
 
     def bytes_used(num_steps):
         run = jax.jit(lambda key, positions: warmup.run(key, positions, num_steps))
@@ -320,7 +322,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 
 
 @pytest.mark.parametrize("sampler, target", [("mala", 0.574), ("hmc", 0.8)])
-@pytest.mark.parametrize("num_steps", [20, 40, 80, 400, 2000])
+@pytest.mark.parametrize("num_steps", [20, 80, 400, 2000])
 def test_step_size_works_after_any_warmup(num_steps, sampler, target):
     """Frozen acceptance on a Gaussian, d = 20. Few steps can only come near; many must hit the target.
 
@@ -335,7 +337,7 @@ def test_step_size_works_after_any_warmup(num_steps, sampler, target):
     warmup = hm.warmup(logdensity, hm.none(), NUM_CHAINS, sampler=sampler)
     (state, parameters), _ = warmup.run(jax.random.key(0), x, num_steps)
     acceptance = sample(logdensity, state, parameters, 1000, sampler=getattr(hm, sampler)).mean()
-    mala, hmc = {20: (0.28, 0.08), 40: (0.25, 0.06), 80: (0.19, 0.07), 400: (0.06, 0.05), 2000: (0.03, 0.03)}[num_steps]
+    mala, hmc = {20: (0.28, 0.08), 80: (0.19, 0.07), 400: (0.06, 0.05), 2000: (0.03, 0.03)}[num_steps]
     assert abs(acceptance - target) < (mala if sampler == "mala" else hmc)
 
 
@@ -354,7 +356,7 @@ def test_compiles_once_and_runs_under_jit_and_vmap(caplog):
         traces.append(1)
         return skewed_logdensity(x)
 
-    warmup = hm.warmup(logdensity, hm.eigen(2), NUM_CHAINS)
+    warmup = hm.warmup(logdensity, hm.diagonal(), NUM_CHAINS)
     once, _ = warmup.run(jax.random.key(0), starts(), 20)
     before = len(traces)
     with jax.log_compiles():
@@ -437,8 +439,10 @@ def warm_up_in_modes(logdensity, in_second, mean, sd, num_steps=600):
     return state, parameters, info
 
 
-@pytest.mark.parametrize("in_second", [(2, 3), (0,)])
-@pytest.mark.parametrize("sd, log_height", [(1.0, 0.0), (1.0, -5.0), (100.0, -5 * np.log(100))])
+@pytest.mark.parametrize(
+    "in_second, sd, log_height",
+    [((2, 3), 1.0, 0.0), ((0,), 1.0, -5.0), ((2, 3), 100.0, -5 * np.log(100)), ((0,), 100.0, -5 * np.log(100))],
+)
 def test_no_chain_leaves_a_mode_that_holds_mass(in_second, sd, log_height):
     """Of the same height or 150 times lower; or lower by 5 log 100 = 23, and so wide that it holds as much."""
     mean = 2000.0

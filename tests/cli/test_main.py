@@ -94,7 +94,10 @@ def test_a_closed_pipe_does_not_cost_the_draws(tmp_path, model, monkeypatch, mad
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("scheme", command_line.SCHEMES)
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(name, marks=[] if name in ("none", "eigen") else pytest.mark.slow) for name in command_line.SCHEMES],
+)
 def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
     model = write(
         tmp_path,
@@ -127,6 +130,7 @@ def test_mala_instead_of_hmc(tmp_path, model, capsys):
     assert gradients["mala"] == pytest.approx(800) and gradients["hmc"] == pytest.approx(800)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_says_when_the_rank_is_used_up(tmp_path, capsys):
     """Three pairs of correlation 0.99: three directions are narrow in units of the marginals."""
