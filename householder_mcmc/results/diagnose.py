@@ -57,7 +57,8 @@ def diagnose(
     Raises
     ------
     ValueError
-        On positions whose first two axes differ, and on two variables of the same name.
+        On positions whose first two axes differ from each other's or from those of `info`, and on two variables of the
+        same name.
 
     Examples
     --------
@@ -114,6 +115,8 @@ def diagnose(
 def _judge_draws(positions, info):
     draws, label = arviz.ravelled_draws(positions)
     ess_bulk, _, rhat = diagnostics.ess_and_rhat(draws)
+    if info is not None and (found := np.shape(info.acceptance_rate)) != (expected := draws.shape[1::-1]):
+        raise ValueError(f"info must have fields (num_draws, num_chains) = {expected}, as positions, got {found}.")
     acceptance_rate = 1.0 if info is None else np.mean(info.acceptance_rate, axis=0)
     return diagnostics.warnings(draws, acceptance_rate, ess_bulk, rhat, label)
 

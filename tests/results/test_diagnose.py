@@ -118,3 +118,9 @@ def test_the_number_of_an_array_is_named():
 def test_positions_of_one_chain_alone_are_refused():
     with pytest.raises(ValueError, match="positions must share their first two axes, chains and draws"):
         hm.diagnose(of_warmup(), positions=np.zeros(100))
+
+
+def test_infos_with_their_axes_exchanged_are_refused():
+    info = Infos(np.zeros((4, 100), bool), np.ones((4, 100)))
+    with pytest.raises(ValueError, match=r"\(num_draws, num_chains\) = \(100, 4\), as positions, got \(4, 100\)"):
+        hm.diagnose(of_warmup(), info=info, positions=np.zeros((100, 4, 2)))
