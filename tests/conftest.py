@@ -38,6 +38,18 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK_TO_COMPILE}".strip()
 
 
+# A compiled program takes a few memory maps. Linux lets a process have 65,530, and one that asks for more crashes.
+_MANY_MAPS = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def not_too_many_programs():
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_text().splitlines()) > _MANY_MAPS:
+        jax.clear_caches()
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     """The dtype of positions: float32 without x64, float64 with it."""
