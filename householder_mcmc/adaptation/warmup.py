@@ -194,7 +194,9 @@ def warmup(
         kernel = hm.hmc(logdensity_fn, **parameters)
         state, info = jax.vmap(kernel.step)(jax.random.split(rng_key, 4), state)
 
-    Warm-ups with equal arguments share one compiled program. The arrays that `logdensity_fn` reads are compiled into
+    Warm-ups with equal arguments share one compiled program. On a CPU it compiles in half the time, by settings of XLA
+    that XLA_FLAGS overrides, and may run a little slower. (Within another jitted function it has the settings of that.)
+    The arrays that `logdensity_fn` reads are compiled into
     it, so other data compile another. For many data sets of one shape make the data an argument; this compiles once:
 
     .. code-block:: python
