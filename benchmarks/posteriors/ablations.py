@@ -6,8 +6,8 @@ HMC as in `benchmarks.posteriors`: 100,000 gradients of 4 chains, of which a war
 varied); bulk ESS per 1000 gradients, smallest and median over the parameters; medians over the seeds. Writes
 `ablations.csv` and `ablations.md`, and for the constants of the warm-up (30,000 gradients, targets whose chains start
 far away among them) `warmup_constants.csv` and `warmup_constants.md`. `--lengths` compares a warm-up that ends by
-itself with fixed lengths, on the targets of `benchmarks.posteriors` up to d = 256, but for the hard ones: `lengths.csv` and
-`lengths.md`.
+itself with fixed lengths, on the targets of `benchmarks.posteriors` up to d = 256, but for the hard ones, and writes
+`lengths.csv` and `lengths.md`.
 """
 
 import argparse
