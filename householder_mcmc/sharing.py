@@ -70,6 +70,7 @@ def program(build: Callable[..., Callable], is_brief: bool = False) -> Callable[
     arguments are equal. What a function reads are its closure, the globals that it names, its attributes if it is an
     object, and theirs in turn. These are compared by identity, so an array that is changed in place is not seen.
     Nothing is kept if a static argument cannot be hashed, or if anything reads traced values.
+    is_brief: whether it is compiled with `_QUICK_OPTIONS`, where it is the outermost program.
     """
 
     @functools.lru_cache(_MOST_PROGRAMS)
