@@ -27,7 +27,7 @@ import householder_mcmc as hm
 from benchmarks import environment
 from benchmarks.posteriors import problems
 from benchmarks.posteriors.methods import Budget, together, trajectories
-from benchmarks.posteriors.results import judge
+from benchmarks.posteriors.results import judge, worst_ess
 from benchmarks.posteriors.study import HARD
 
 RANK, NUM_GRADIENTS = 32, 100_000
@@ -121,7 +121,7 @@ WARMUP = {
 
 # Steps of a warm-up. None: it ends by itself. On larger targets it takes minutes to judge the draws of a run.
 LENGTHS = (None, 250, 500, 1000, 2000)
-LENGTH_TARGETS = [name for name in problems.PROBLEMS if name not in HARD and int(name.split("= ")[1]) <= 256]
+LENGTH_TARGETS = [name for name in problems.PROBLEMS if name not in HARD and problems.dimension(name) <= 256]
 
 
 @contextlib.contextmanager
@@ -194,21 +194,21 @@ def run_lengths(target: str, num_seeds: int) -> list[dict]:
 
 
 def table_of_lengths(rows: pd.DataFrame) -> str:
-    """Markdown: worse ESS of x and squares per 1000 gradients, with the warm-up's and without, and the warm-up's cost.
+    """Markdown: `worst_ess`, with the warm-up's gradients and without, and what the warm-up costs.
 
-    The best length is the one of the highest ESS, the warm-up's gradients included.
+    Medians over the seeds. The best length is the one of the highest ESS, the warm-up's gradients included.
     """
-    rows = rows.assign(worse=rows[["min_ess", "min_ess_of_squares"]].min(axis=1))
-    rows["alone"] = rows["worse"] * rows["num_gradients"] / (rows["num_gradients"] - rows["num_warmup_gradients"])
-    middle = rows.groupby(["target", "num_warmup"], sort=False)[["worse", "alone", "num_warmup_gradients"]].median()
+    rows = rows.assign(worst=worst_ess(rows))
+    rows["alone"] = rows["worst"] * rows["num_gradients"] / (rows["num_gradients"] - rows["num_warmup_gradients"])
+    middle = rows.groupby(["target", "num_warmup"], sort=False)[["worst", "alone", "num_warmup_gradients"]].median()
     lengths = [length or "by itself" for length in LENGTHS]
     head = ["target", *(f"ESS, {length}" for length in lengths), "alone: by itself", "best of all"]
     head += ["gradients: by itself", "best length", "ratio"]
     lines = [f"| {' | '.join(map(str, head))} |", "|---" * len(head) + "|"]
     for target, of_target in middle.groupby(level=0, sort=False):
         of_target = of_target.droplevel(0)
-        best, gradients = of_target["worse"].drop(0).idxmax(), of_target["num_warmup_gradients"]
-        cells = [f"{value:.3g}" for value in of_target["worse"]]
+        best, gradients = of_target["worst"].drop(0).idxmax(), of_target["num_warmup_gradients"]
+        cells = [f"{value:.3g}" for value in of_target["worst"]]
         cells += [f"{of_target['alone'][0]:.3g}", f"{of_target['alone'].max():.3g}"]
         cells += [f"{gradients[0]:,.0f}", f"{gradients[best]:,.0f} ({best})", f"{gradients[0] / gradients[best]:.2f}"]
         lines.append(f"| {target} | {' | '.join(cells)} |")

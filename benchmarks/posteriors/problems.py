@@ -323,3 +323,8 @@ PROBLEMS = {
     "AR(5), d = 7": lambda: _posteriordb("arK-arK", _autoregression, -1),
     "Gaussian process, d = 13": lambda: _posteriordb("gp_pois_regr-gp_pois_regr", _gp_poisson, [0, 1], _gp_values),
 }
+
+
+def dimension(name: str) -> int:
+    """d, which the name of a problem ends with."""
+    return int(name.split("= ")[1])

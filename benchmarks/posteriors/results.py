@@ -71,15 +71,17 @@ def replace_rows(rows: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     return new.sort_values(["target", "method", "seed"], key=lambda column: column.replace(order), ignore_index=True)
 
 
+def worst_ess(rows: pd.DataFrame) -> pd.Series:
+    """The smaller of the smallest ESS of x and of (x - mean)^2, per 1000 gradients; 0 for a row that does not count."""
+    return rows[["min_ess", "min_ess_of_squares"]].min(axis=1).where(rows["counts"].astype(bool), 0.0)
+
+
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """Medians over the seeds by target and method; an ESS counts if it does for more than half of them.
 
-    worst: the smaller of the smallest ESS of x and of (x - mean)^2, per 1000 gradients; 0 for a seed that does not
-    count.
+    worst: `worst_ess`.
     """
-    counts = rows["counts"].astype(bool)
-    worst = rows[["min_ess", "min_ess_of_squares"]].min(axis=1).where(counts, 0.0)
-    rows = rows.assign(counts=counts.astype(float), worst=worst)
+    rows = rows.assign(counts=rows["counts"].astype(float), worst=worst_ess(rows))
     medians = rows.groupby(["target", "method"], sort=False).median(numeric_only=True).reset_index()
     return medians.assign(counts=medians["counts"] > 0.5)
 

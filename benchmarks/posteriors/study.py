@@ -7,7 +7,7 @@ import jax
 from benchmarks import environment
 from benchmarks.posteriors import results
 from benchmarks.posteriors.methods import METHODS, Budget
-from benchmarks.posteriors.problems import PROBLEMS
+from benchmarks.posteriors.problems import PROBLEMS, dimension
 
 NUM_CHAINS = 4
 
@@ -28,7 +28,7 @@ def budget(target: str) -> Budget:
 # thousand gradients a draw until its map is learnt, so a warm-up of each chain alone takes hours. nutpie, which calls
 # Python for each gradient, had not ended on stochastic volatility after ten minutes.
 LEFT_OUT = {
-    *((target, "NUTS, BlackJAX dense") for target in PROBLEMS if int(target.split("= ")[1]) > 500),
+    *((target, "NUTS, BlackJAX dense") for target in PROBLEMS if dimension(target) > 500),
     *((f"{kind} Gaussian, d = 1000", "NUTS, BlackJAX diagonal") for kind in ("first", "second")),
     *((f"{kind} Gaussian, d = 1000", "NUTS, two_ended in each chain") for kind in ("first", "second")),
     ("stochastic volatility, d = 2519", "NUTS, nutpie low rank"),

@@ -196,19 +196,23 @@ def test_new_rows_replace_those_of_their_target_and_method():
 
 
 def test_the_table_of_lengths_compares_with_the_best_one():
-    """Of 10,000 gradients: 2000 by itself, and 4000 for the best length, whose ESS of squares is the smaller."""
+    """Of 10,000 gradients: 2000 by itself, and 4000 for the best length, whose ESS of squares is the smaller.
+
+    The longest has the highest ESS, which does not count.
+    """
     rows = pd.DataFrame(
         {
             "target": "a",
-            "num_warmup": [0, 500, 1000],
-            "min_ess": [40.0, 90.0, 10.0],
-            "min_ess_of_squares": [50.0, 60.0, 20.0],
+            "num_warmup": [0, 500, 1000, 2000],
+            "min_ess": [40.0, 90.0, 10.0, 200.0],
+            "min_ess_of_squares": [50.0, 60.0, 20.0, 200.0],
+            "counts": [True, True, True, False],
             "num_gradients": 10_000,
-            "num_warmup_gradients": [2000, 4000, 6000],
+            "num_warmup_gradients": [2000, 4000, 6000, 8000],
         }
     )
     line = ablations.table_of_lengths(rows).splitlines()[-1]
-    assert line == "| a | 40 | 60 | 10 | 50 | 100 | 2,000 | 4,000 (500) | 0.50 |"
+    assert line == "| a | 40 | 60 | 10 | 0 | 50 | 100 | 2,000 | 4,000 (500) | 0.50 |"
 
 
 def test_ablations_change_what_they_say(monkeypatch):
