@@ -7,9 +7,11 @@ The learning phase is looked at after 80 steps, and again each time that it has 
 2. the step size is steady: the mean of log sigma since the last look is within 0.15 of the mean between the two looks
    before. Directions that are still too narrow would shorten it;
 3. the chains agree: since the last look R-hat is below 1.1 for each coordinate and the log-density. Along directions
-   that are still too wide they would stay apart.
+   that are still too wide they would stay apart. Directions along which the log-density may be constant do not count:
+   along these no chains ever agree.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -44,7 +46,7 @@ class Settling(NamedTuple):
     previous_log_sigma (): the same mean at the last look, infinite before there was one.
     center (num_chains, d + 1): positions and log-densities at the last look, or at the start.
     mean, squares (num_chains, d + 1): means, over the steps since then, of the deviations from the center and of their
-    squares.
+    squares, without flat directions.
     """
 
     next_look: Array
@@ -83,15 +85,23 @@ class Settling(NamedTuple):
         steps_learnt: Array,
         is_sought: Array,
         count: Array,
+        determined: Callable[[Array], Array] | None = None,
     ) -> "Settling":
         """After `count` steps, with chains at x (num_chains, d), log-densities (num_chains,) and log_sigma ().
 
         is_counted (num_chains,): chains that must agree. is_awaited (num_chains,): chains to wait for. steps_learnt ():
-        since the learner last started anew. is_sought (): whether the step size is being searched for.
+        since the learner last started anew. is_sought (): whether the step size is being searched for. determined:
+        differences of positions (n, d) -> the same without flat directions; by default there is none.
         """
+
+        def without_flat(differences):
+            if determined is None:
+                return differences
+            return differences.at[:, :-1].set(determined(differences[:, :-1]))
+
         seen = _seen(x, logdensity)
         num = self.num_steps + 1
-        deviation = seen - self.center
+        deviation = without_flat(seen - self.center)
         new = self._replace(
             num_steps=num,
             log_sigma=self.log_sigma + (log_sigma - self.log_sigma) / num,
@@ -100,7 +110,8 @@ class Settling(NamedTuple):
         )
         has_rested = (steps_learnt.astype(num.dtype) >= num) & ~is_sought & ~jnp.any(is_awaited)
         is_steady = jnp.abs(new.log_sigma - self.previous_log_sigma) < _LARGEST_CHANGE
-        agree = _rhat(new, is_counted) < _LARGEST_RHAT
+        apart = without_flat(self.center - jnp.mean(self.center, axis=0, where=is_counted[:, None])[None])
+        agree = _rhat(apart + new.mean, new.squares - new.mean**2, is_counted) < _LARGEST_RHAT
         is_due = count >= self.next_look
 
         def at_look(there, here):
@@ -123,18 +134,18 @@ def _seen(x, logdensity):
     return jnp.concatenate([x, logdensity.astype(x.dtype)[:, None]], axis=1)
 
 
-def _rhat(settling, is_counted):
+def _rhat(means, variances, is_counted):
     """The largest R-hat of the chains that are counted, (); 1 if that is only one.
 
-    sqrt(1 + B / W), B the variance of the chains' means, W the mean of their variances.
+    means, variances (num_chains, d + 1), by chain. R-hat is sqrt(1 + B / W), with B the variance of the chains' means
+    and W the mean of their variances.
     """
-    num_chains = jnp.sum(is_counted).astype(settling.mean.dtype)
+    num_chains = jnp.sum(is_counted).astype(means.dtype)
 
     def total(of_chains):
         return jnp.sum(jnp.where(is_counted[:, None], of_chains, 0), axis=0)
 
-    means = settling.center + settling.mean
-    within = total(settling.squares - settling.mean**2) / num_chains
+    within = total(variances) / num_chains
     between = total((means - total(means)[None] / num_chains) ** 2) / jnp.maximum(num_chains - 1, 1)
     rhat = jnp.max(jnp.where(between > 0, jnp.sqrt(1 + between / within), 1))
     return jnp.where(num_chains > 1, rhat, 1)

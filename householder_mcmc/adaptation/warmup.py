@@ -380,6 +380,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_it
         steps_learnt=learnt.climb.steps_learnt,
         is_sought=step_size.count == 0,
         count=state.count + 1,
+        determined=None if scheme.determined is None else partial(scheme.determined, learnt.scheme),
     )
     settling = jax.tree.map(partial(jnp.where, is_tuning), state.settling, settling)
     is_last = settling.has_settled & ends_by_itself & ~is_tuning

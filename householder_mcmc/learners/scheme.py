@@ -32,6 +32,8 @@ class Scheme(NamedTuple):
     solves that Gaussian.
     explained: state -> (), how much of the scores a linear function of the draws explains, between 0 and 1, on draws
     that were not learnt from. Optional.
+    determined: (state, differences of positions (n, d)) -> (n, d), what is left of them without the directions along
+    which the log-density may be constant. Optional: without it no direction is.
     begin: (state, preconditioner) -> state. Optional: of a state that has seen no draw, one that has learnt the given
     map.
 
@@ -47,6 +49,7 @@ class Scheme(NamedTuple):
     begin: Callable[[Any, Preconditioner], Any] | None = None
     center: Callable[[Any], Array] | None = None
     explained: Callable[[Any], Array] | None = None
+    determined: Callable[[Any, Array], Array] | None = None
 
     def start_anew(self, state: Any, positions: Array) -> Any:
         """The state to go on with where all draws so far came from elsewhere."""

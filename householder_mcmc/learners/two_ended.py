@@ -266,8 +266,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         step = step / jnp.maximum(jnp.linalg.norm(step) / jnp.sqrt(len(step)), 1)  # draws from elsewhere may be far off
         center = jnp.mean(draws, axis=0) + preconditioner.apply(step)
         distances = jnp.sum(jax.vmap(preconditioner.solve)(draws - center[None]) ** 2, axis=1)
-        is_flat = jnp.any(state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST)
-        is_center = jnp.all(distances < _FARTHEST**2 * len(center)) & ~is_flat
+        is_center = jnp.all(distances < _FARTHEST**2 * len(center)) & ~jnp.any(_are_flat(state))
         return state._replace(center=jnp.where(is_center, center, jnp.nan))
 
     return Scheme(
@@ -278,6 +277,7 @@ def _two_ended(rank, block_size, forgetting, negligible):
         begin=begin_fn,
         center=lambda state: state.center,
         explained=_explained,
+        determined=_determined,
     )
 
 
@@ -293,6 +293,22 @@ def _explained(state):
     """
     draws, scores, product = state.products
     return jnp.where(product > 0, product, 0) ** 2 / (draws * scores)
+
+
+def _are_flat(state):
+    """Whether the log-density may be constant along each eigenvector, (rank,)."""
+    return state.preconditioner.eigenvalues * jnp.exp(state.corrections) > _WIDEST
+
+
+def _determined(state, differences):
+    """Differences of positions (n, d) without what is along flat directions."""
+    are_flat = _are_flat(state)
+
+    def without_flat(differences):
+        for_draws, for_scores = _eigenvectors_in_own_units(state.preconditioner)
+        return differences - dot((are_flat[:, None] * project(for_draws, differences)).T, for_scores)
+
+    return only_if(jnp.any(are_flat), without_flat, differences)
 
 
 def _as_low_rank(preconditioner, like):

@@ -20,6 +20,7 @@ def watched(
     steps_learnt=lambda count: count,
     is_sought=False,
     is_awaited=(False,) * NUM_CHAINS,
+    determined=None,
 ):
     """Whether it had settled after each step; draws (num_steps, NUM_CHAINS, DIM)."""
     is_counted, is_awaited = jnp.asarray(is_counted), jnp.asarray(is_awaited)
@@ -28,13 +29,14 @@ def watched(
         x, count, size, learnt = each
         settling = settling.watch(
             x,
-            -jnp.sum(x**2, axis=1) / 2,
+            -jnp.sum((x if determined is None else determined(x)) ** 2, axis=1) / 2,
             size,
             is_counted=is_counted,
             is_awaited=is_awaited,
             steps_learnt=learnt,
             is_sought=jnp.asarray(is_sought),
             count=count,
+            determined=determined,
         )
         return settling, settling.has_settled
 
@@ -100,6 +102,38 @@ def test_a_learner_that_started_anew_or_a_search_has_not_settled():
 
 def test_a_chain_that_may_still_arrive_is_waited_for():
     assert first(watched(independent(), is_awaited=[False, False, True, False])) is None
+
+
+def test_chains_need_not_agree_along_a_flat_direction(dtype):
+    """They drift apart along (1, 1, 0), by 100 from each look to the next."""
+    draws = independent(dtype=dtype)
+    flat = (np.array([1, 1, 0]) / np.sqrt(2)).astype(dtype)
+    drift = np.random.default_rng(1).normal(size=(200, NUM_CHAINS, 1)).cumsum(axis=0).astype(dtype)
+    draws = draws + 20 * drift * flat
+
+    def determined(x):
+        return x - (x @ flat)[:, None] * flat
+
+    assert first(watched(draws)) is None
+    assert first(watched(draws, determined=determined)) == LOOKS[1]
+    draws[:, 1] += np.array([3, -3, 0], dtype)  # apart in what is determined
+    assert first(watched(draws, determined=determined)) is None
+
+
+def of_neighbours(x):
+    """Nothing depends on the sum of the coordinates."""
+    return -0.5 * jnp.sum((x - jnp.roll(x, 1)) ** 2 * jnp.arange(1.0, x.size + 1))
+
+
+def of_halves(x):
+    """Nothing depends on five of the ten directions."""
+    return -0.5 * jnp.sum((x[:5] - x[5:]) ** 2 * jnp.arange(1.0, 6))
+
+
+@pytest.mark.parametrize("logdensity", [of_neighbours, of_halves])
+def test_a_warmup_ends_by_itself_along_flat_directions(logdensity, dtype):
+    _, info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(0), starts().astype(dtype))
+    assert info.has_settled and info.num_steps < 1000
 
 
 def gaussian(x):
