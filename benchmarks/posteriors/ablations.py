@@ -1,13 +1,11 @@
 """What each part and each setting of `hm.two_ended` does, and of `refresh_every` in `hm.eigen`: one change at a time.
 
-    python -m benchmarks.posteriors.ablations [--seeds N] [--warmup | --lengths] [--out FOLDER]
+    python -m benchmarks.posteriors.ablations [--seeds N] [--warmup] [--out FOLDER]
 
 HMC as in `benchmarks.posteriors`: 100,000 gradients of 4 chains, of which a warm-up of 500 steps takes a part (unless
 varied); bulk ESS per 1000 gradients, smallest and median over the parameters; medians over the seeds. Writes
 `ablations.csv` and `ablations.md`, and for the constants of the warm-up (30,000 gradients, targets whose chains start
-far away among them) `warmup_constants.csv` and `warmup_constants.md`. `--lengths` compares a warm-up that ends by
-itself with fixed lengths, on the targets of `benchmarks.posteriors` up to d = 256, but for the hard ones, and writes
-`lengths.csv` and `lengths.md`.
+far away among them) `warmup_constants.csv` and `warmup_constants.md`.
 """
 
 import argparse
@@ -27,8 +25,7 @@ import householder_mcmc as hm
 from benchmarks import environment
 from benchmarks.posteriors import problems
 from benchmarks.posteriors.methods import Budget, together, trajectories
-from benchmarks.posteriors.results import judge, worst_ess
-from benchmarks.posteriors.study import HARD
+from benchmarks.posteriors.results import judge
 
 RANK, NUM_GRADIENTS = 32, 100_000
 TARGETS = ("first Gaussian, d = 100", "second Gaussian, d = 100", "breast cancer, d = 31")
@@ -119,10 +116,6 @@ WARMUP = {
     **{f"_SMALLEST_RATE {value}": {"_SMALLEST_RATE": value} for value in (0.001, 0.1)},
 }
 
-# Steps of a warm-up. None: it ends by itself. On larger targets it takes minutes to judge the draws of a run.
-LENGTHS = (None, 250, 500, 1000, 2000)
-LENGTH_TARGETS = [name for name in problems.PROBLEMS if name not in HARD and problems.dimension(name) <= 256]
-
 
 @contextlib.contextmanager
 def with_constants(changes: dict):
@@ -177,44 +170,6 @@ def run_warmup(target: str, name: str, num_seeds: int) -> list[dict]:
     return rows
 
 
-def run_lengths(target: str, num_seeds: int) -> list[dict]:
-    """Rows of results of `two_ended` without a rank, one for each length and seed."""
-    rows, commit = [], environment.commit()
-    with jax.enable_x64(True):
-        problem = problems.PROBLEMS[target]()
-        method = trajectories(hm.hmc, together(hm.two_ended()))
-        for length in LENGTHS:
-            for seed in range(num_seeds):
-                budget = Budget(NUM_GRADIENTS, length)
-                sample = method(problem.logdensity, problem.starts(seed, 4), jax.random.key(seed), budget)
-                row = judge(problem, sample) | {"num_warmup_gradients": sample.num_warmup_gradients}
-                rows.append({"target": target, "num_warmup": length or 0, "seed": seed, "commit": commit} | row)
-                print(f"{target} | {length} | {row['min_ess']:.3g} | {sample.num_warmup_gradients}", flush=True)
-    return rows
-
-
-def table_of_lengths(rows: pd.DataFrame) -> str:
-    """Markdown: `worst_ess`, with the warm-up's gradients and without, and what the warm-up costs.
-
-    Medians over the seeds. The best length is the one of the highest ESS, the warm-up's gradients included.
-    """
-    rows = rows.assign(worst=worst_ess(rows))
-    rows["alone"] = rows["worst"] * rows["num_gradients"] / (rows["num_gradients"] - rows["num_warmup_gradients"])
-    middle = rows.groupby(["target", "num_warmup"], sort=False)[["worst", "alone", "num_warmup_gradients"]].median()
-    lengths = [length or "by itself" for length in LENGTHS]
-    head = ["target", *(f"ESS, {length}" for length in lengths), "alone: by itself", "best of all"]
-    head += ["gradients: by itself", "best length", "ratio"]
-    lines = [f"| {' | '.join(map(str, head))} |", "|---" * len(head) + "|"]
-    for target, of_target in middle.groupby(level=0, sort=False):
-        of_target = of_target.droplevel(0)
-        best, gradients = of_target["worst"].drop(0).idxmax(), of_target["num_warmup_gradients"]
-        cells = [f"{value:.3g}" for value in of_target["worst"]]
-        cells += [f"{of_target['alone'][0]:.3g}", f"{of_target['alone'].max():.3g}"]
-        cells += [f"{gradients[0]:,.0f}", f"{gradients[best]:,.0f} ({best})", f"{gradients[0] / gradients[best]:.2f}"]
-        lines.append(f"| {target} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def table(rows: pd.DataFrame) -> str:
     """Markdown: one row a change, one column a target; in brackets what does not count."""
     targets = list(dict.fromkeys(rows["target"]))
@@ -235,18 +190,10 @@ def main(arguments=None) -> None:
         prog="python -m benchmarks.posteriors.ablations", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=3)
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--warmup", action="store_true", help="only the constants of the warm-up")
-    only.add_argument("--lengths", action="store_true", help="only its length")
+    parser.add_argument("--warmup", action="store_true", help="only the constants of the warm-up")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results", help="folder of the results")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.lengths:
-        with environment.pool() as pool:
-            runs = [pool.submit(run_lengths, name, options.seeds) for name in LENGTH_TARGETS]
-            rows = [row for each in runs for row in each.result()]
-        _write(options.out / "lengths", rows, table_of_lengths)
-        return
     tasks = [(target, name) for name in CHANGES for target in TARGETS]
     tasks += [(TARGETS[0], name) for name in REFRESH]
     with environment.pool() as pool:
@@ -259,7 +206,7 @@ def main(arguments=None) -> None:
             _write(options.out / "ablations", [each.result() for each in runs])
 
 
-def _write(path, rows, table=table):
+def _write(path, rows):
     rows = pd.DataFrame(rows)
     rows.to_csv(path.with_suffix(".csv"), index=False, float_format="%.4g")
     path.with_suffix(".md").write_text(table(rows) + "\n")

@@ -14,7 +14,7 @@ import householder_mcmc as hm
 pd = pytest.importorskip("pandas")
 pytest.importorskip("arviz")
 
-from benchmarks.posteriors import ablations, methods, problems, results  # noqa: E402
+from benchmarks.posteriors import ablations, choices, methods, problems, results  # noqa: E402
 from benchmarks.posteriors.__main__ import PAGES, RESULTS  # noqa: E402
 from benchmarks.posteriors.problems import PROBLEMS, Problem  # noqa: E402
 
@@ -203,16 +203,35 @@ def test_the_table_of_lengths_compares_with_the_best_one():
     rows = pd.DataFrame(
         {
             "target": "a",
-            "num_warmup": [0, 500, 1000, 2000],
+            "option": [0, 500, 1000, 2000],
             "min_ess": [40.0, 90.0, 10.0, 200.0],
             "min_ess_of_squares": [50.0, 60.0, 20.0, 200.0],
             "counts": [True, True, True, False],
             "num_gradients": 10_000,
             "num_warmup_gradients": [2000, 4000, 6000, 8000],
+            "warmup_seconds": 1.0,
         }
     )
-    line = ablations.table_of_lengths(rows).splitlines()[-1]
+    line = choices.table_of_lengths(rows).splitlines()[-1]
     assert line == "| a | 40 | 60 | 10 | 0 | 50 | 100 | 2,000 | 4,000 (500) | 0.50 |"
+
+
+def test_the_table_of_ranks_compares_with_the_best_one(monkeypatch):
+    """A run at its smallest size, then its table with other numbers: rank 2 has 0.8 of the ESS in half of the time."""
+    study = choices.STUDIES["ranks"]
+    assert study.options("second Gaussian, d = 1000") == [None, 8, 128, 1000]  # 32 are chosen
+    assert study.options("Cox process, exponential, d = 256") == [None, 8, 32, 128]  # all are
+    assert "kidiq, d = 4" not in study.targets
+
+    small = study._replace(options=lambda target: [None, 8], budget=lambda rank, target: methods.Budget(2000, 40))
+    monkeypatch.setitem(choices.STUDIES, "ranks", small)
+    rows = pd.DataFrame(choices.run("ranks", "nes2000, d = 10", 1))
+    assert list(rows["option"]) == [0, 8] and (rows["warmup_seconds"] > 0).all()
+    rows = rows.assign(
+        min_ess=[40.0, 50.0], min_ess_of_squares=60.0, counts=True, warmup_seconds=[1.0, 2.0], num_warmup_gradients=0
+    )
+    line = choices.table_of_ranks(rows).splitlines()[-1]
+    assert line == "| nes2000, d = 10 | 40; 1 s | 50; 2 s |  |  |  | 0.80 | 0.50 |"
 
 
 def test_ablations_change_what_they_say(monkeypatch):
