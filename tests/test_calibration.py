@@ -100,7 +100,7 @@ def ranks(model, preconditioner, sampler=hm.mala, step_size=1.0):
 
 
 def assert_uniform(found):
-    expected = NUM_DATA_SETS / (NUM_DRAWS + 1)
+    expected = len(found) / (NUM_DRAWS + 1)
     counts = np.stack([np.bincount(column, minlength=NUM_DRAWS + 1) for column in found.T])
     p_values = chi2.sf(np.sum((counts - expected) ** 2 / expected, axis=1), NUM_DRAWS)
     assert p_values.min() > 1e-4 / len(p_values), p_values.tolist()
@@ -141,6 +141,53 @@ def test_a_planted_defect_is_caught(defect, monkeypatch):
     found, _ = ranks(MODELS["logistic"], MAPS["householder"])
     with pytest.raises(AssertionError):
         assert_uniform(found)
+
+
+@jax.jit
+def ranks_after_a_warmup(temper):
+    """Of the parameter among NUM_DRAWS draws of HMC after a warm-up that ends by itself, from starts of the prior.
+
+    (num_data_sets, DIM + 2), and the steps of the warm-ups. temper: the power of the likelihood that the sampler uses.
+    """
+    model, num_data_sets, num_chains, thin = MODELS["logistic"], 1000, 4, 10
+
+    def log_prior(weights):
+        return -0.5 * jnp.sum((weights / PRIOR_SCALES) ** 2)
+
+    def one_rank(key):
+        key_weights, key_data, key_starts, key_warmup, key_draws = jax.random.split(key, 5)
+        weights = PRIOR_SCALES * jax.random.normal(key_weights, (DIM,))
+        data = model.simulate(key_data, weights)
+
+        def logdensity(weights):
+            return log_prior(weights) + temper * model.log_likelihood(weights, data)
+
+        starts = PRIOR_SCALES * jax.random.normal(key_starts, (num_chains, DIM))
+        (state, parameters), info = hm.warmup(logdensity, hm.two_ended(), num_chains).run(key_warmup, starts)
+        kernel = hm.hmc(logdensity, **parameters)
+
+        def one_step(state, key):
+            state, _ = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
+            return state, statistics(state.position[0])
+
+        def statistics(weights):
+            return jnp.append(weights, jnp.stack([model.log_likelihood(weights, data), log_prior(weights)]))
+
+        _, draws = jax.lax.scan(one_step, state, jax.random.split(key_draws, NUM_DRAWS * thin))
+        return jnp.sum(draws[thin - 1 :: thin] < statistics(weights), axis=0), info.num_steps
+
+    return jax.lax.map(one_rank, jax.random.split(jax.random.key(0), num_data_sets), batch_size=100)
+
+
+@pytest.mark.slow
+def test_a_warmup_that_ends_by_itself_leaves_draws_calibrated():
+    """Its length is random, but draws are made after it: the parameter's rank among those of a chain is uniform."""
+    found, num_steps = ranks_after_a_warmup(1.0)
+    assert len(np.unique(num_steps)) > 3
+    assert_uniform(np.asarray(found))
+    found, _ = ranks_after_a_warmup(0.5)
+    with pytest.raises(AssertionError):
+        assert_uniform(np.asarray(found))
 
 
 def adaptive_averages(num_runs=64, num_chains=4, num_burn=1000, num_draws=2000):
