@@ -117,7 +117,7 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
 
 @pytest.mark.filterwarnings("ignore")
 def test_mala_instead_of_hmc(tmp_path, model, capsys):
-    """Both solve this Gaussian exactly, in a gradient a draw."""
+    """Both solve this Gaussian exactly, in a gradient a draw, but for the few times of HMC that are longer than a step."""
     options = ["--chains", "2", "--warmup", "500", "--draws", "400", "--output", str(tmp_path / "draws.npz")]
     found = {}
     for sampler, expected in (("mala", 1.0), ("hmc", 1.0)):
@@ -127,7 +127,7 @@ def test_mala_instead_of_hmc(tmp_path, model, capsys):
         assert abs(found[sampler]["acceptance_rate"] - expected) < 0.12
         assert f"400 draws each of {sampler.upper()}" in capsys.readouterr().out
     gradients = {name: 1e3 * each["min_ess"] / each["min_ess_per_1000_gradients"] for name, each in found.items()}
-    assert gradients["mala"] == pytest.approx(800) and gradients["hmc"] == pytest.approx(800)
+    assert gradients["mala"] == pytest.approx(800) and 800 <= round(gradients["hmc"]) < 810
 
 
 @pytest.mark.slow
