@@ -34,17 +34,14 @@ import numpy as np
 import optax
 from jax import Array
 
+from householder_mcmc.learners import pairs
 from householder_mcmc.learners.scheme import Scheme, only_if
-from householder_mcmc.linalg import dot, inverse_cholesky, mean_of_rows, project
+from householder_mcmc.linalg import dot, inverse_cholesky, project
 from householder_mcmc.preconditioners.checks import is_concrete, require_integer
 from householder_mcmc.preconditioners.maps import Diagonal, LowRank, cast_floats
 from householder_mcmc.sharing import shared
 
 __all__ = ["TwoEndedState", "two_ended"]
-
-# Rows that stand for a block in the eigenproblem of rank + 64 rows, whose cost is cubic in them. Draws beyond that are
-# summed in groups; 40, of 4 chains and 10 steps, never are.
-_MOST_ROWS = 64
 
 # Without a rank all directions are learnt up to this d, where a new map takes 60 ms; above it as many as have so many
 # numbers, 3 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
@@ -58,10 +55,6 @@ _NEGLIGIBLE_ENERGY = 1e-6
 # Variance added to draws and scores along each direction, in units of the mean of their total variances, so that the
 # square roots exist. Eigenvalues beyond 1e5 of the scales take a few blocks.
 _PRIOR = 1e-5
-
-# Scores that vary by less than this many units of rounding of their mean do not vary. Draws and scores along a
-# direction, and what is left of a coordinate without the low-rank part, are known to as many units of all coordinates.
-_ROUNDING = 8
 
 # A direction with a larger eigenvalue may be flat, as where the log-density does not depend on a sum of coordinates: it
 # is 1e19 on `XY`. A Gaussian has no center along it. Chosen: standard deviations of 1000 in the units of the scales.
@@ -177,16 +170,16 @@ def _two_ended(rank, block_size, forgetting, negligible):
 
         # 1. Centre the block by chain, and divide it so that its Gram matrices are means.
         mean = (1 - weight) * state.mean + weight * jnp.mean(state.block, axis=1)  # of the first block exactly
-        block = tuple(part * len(part) ** -0.5 for part in _centre(state.block, mean))
+        block = tuple(part * len(part) ** -0.5 for part in pairs.centre(state.block, mean))
 
         # 2. Before the map learns from the block, measure on it its eigenvalues, and how well it fits. (The first two
         # maps differ too much for what is measured along one to hold for the next.)
         old_map = _corrected(state.preconditioner, state.corrections)
-        rows = tuple(_fold(part, state.block.shape[2]) for part in block)
-        energies, totals = _energies(state.preconditioner, rows)
-        log_errors = _log_errors(state.preconditioner, energies, totals)
+        rows = tuple(pairs.fold(part, state.block.shape[2]) for part in block)
+        energies, totals = pairs.energies(state.preconditioner, rows)
+        log_errors = pairs.log_errors(state.preconditioner, energies, totals)
         corrections = jnp.where(number < 2, 0, state.corrections + weight * (log_errors - state.corrections))
-        products = state.products + weight * (_products(old_map, rows, energies, totals) - state.products)
+        products = state.products + weight * (pairs.products(old_map, rows, energies, totals) - state.products)
 
         # 3. A scale for each coordinate, from variances of the block, whitened along the old directions. They are not
         # fitted to it: along directions that are, scores of a Gaussian are stretched by too much, and the scales of the
@@ -194,8 +187,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
         # directions are found (second Gaussian, d = 400, 64 directions, far starts: a third more gradients).
         of_itself = _corrected(state.preconditioner, log_errors).eigenvalues
         whitening = state.preconditioner._replace(eigenvalues=jnp.where(number == 0, 1, of_itself))
-        of_block = _squares(_whiten(whitening, block))
-        is_known = jnp.all(of_block > _rounding_of_whitened(whitening, block), axis=0)  # not of a flat coordinate
+        of_block = pairs.squares(pairs.whiten(whitening, block))
+        is_known = jnp.all(of_block > pairs.rounding_of_whitened(whitening, block), axis=0)  # not of a flat coordinate
         forgotten = jnp.where(number == 0, 1, jnp.maximum(weight, _common_change(state.variances, of_block)))
         variances = state.variances + jnp.where(is_known, forgotten, 0)[None] * (of_block - state.variances)
         scales = _scales(variances, state.preconditioner.scales)
@@ -307,7 +300,7 @@ def _determined(state, differences):
     are_flat = _are_flat(state)
 
     def without_flat(differences):
-        for_draws, for_scores = _eigenvectors_in_own_units(state.preconditioner)
+        for_draws, for_scores = pairs.eigenvectors_in_own_units(state.preconditioner)
         return differences - dot((are_flat[:, None] * project(for_draws, differences)).T, for_scores)
 
     return only_if(jnp.any(are_flat), without_flat, differences)
@@ -331,87 +324,9 @@ def _first_rows(rows, new):
     return jax.lax.dynamic_update_slice(rows, new.astype(rows.dtype), (0,) * rows.ndim)
 
 
-# Draws and scores are two arrays (n, d) below: slices and stacks of one take as long as the products.
-
-
-def _centre(block, mean):
-    """Draws and scores (n, d) of a block (2, steps, num_chains, d) about the means (2, num_chains, d).
-
-    The rows are those of the first chain, then those of the second: where chains are sharded each device has its own.
-
-    Scores that do not vary are zero, without their rounding.
-    """
-    block = jnp.swapaxes(block, 1, 2)
-    draws, scores = (part - of[:, None] for part, of in zip(block, mean, strict=True))
-    rounding = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(mean[1])[:, None]
-    scores = jnp.where(jnp.abs(scores) > rounding, scores, 0)
-    return draws.reshape(-1, mean.shape[2]), scores.reshape(-1, mean.shape[2])
-
-
-def _fold(rows, num_chains):
-    """At most `_MOST_ROWS` rows whose Gram matrix estimates that of the given rows (n, d), the chains' one by one.
-
-    Draws of different chains are summed, which are independent.
-    """
-    if len(rows) > _MOST_ROWS:
-        num_steps = len(rows) // num_chains
-        by_chain = rows.reshape(num_chains, num_steps, -1)
-        rows = _sum_in_groups(by_chain, max(_MOST_ROWS // num_steps, 1)).reshape(-1, rows.shape[1])
-    return rows if len(rows) <= _MOST_ROWS else _sum_in_groups(rows, _MOST_ROWS)
-
-
-def _sum_in_groups(x, num):
-    """Sums of x[i], x[i + num], x[i + 2 num], ... for i < num. A product: of sharded chains only the sums are sent."""
-    is_member = jnp.arange(len(x))[None] % num == jnp.arange(num)[:, None]
-    return jnp.einsum("gn,n...->g...", is_member.astype(x.dtype), x, precision="highest")
-
-
-def _squares(rows):
-    """Sums over the rows by coordinate, (2, d)."""
-    return jnp.stack([len(part) * mean_of_rows(part**2) for part in rows])
-
-
-def _where_positive(one, other):
-    """Both where both are positive, else 1 and 1, so that a log of their ratio is 0 there; and where they are."""
-    is_positive = (one > 0) & (other > 0)
-    return jnp.where(is_positive, one, 1), jnp.where(is_positive, other, 1), is_positive
-
-
-def _energies(preconditioner, rows):
-    """Of draws and scores in units of the scales: along each eigenvector (2, rank), and in all (2,)."""
-    along = zip(_eigenvectors_in_own_units(preconditioner), rows, strict=True)
-    energies = [jnp.sum(project(eigenvectors, part) ** 2, axis=1) for eigenvectors, part in along]
-    return jnp.stack(energies), _total_energies(preconditioner, rows)
-
-
-def _total_energies(preconditioner, rows):
-    units = (1 / preconditioner.scales, preconditioner.scales)
-    return jnp.stack([jnp.sum((part * unit[None]) ** 2) for part, unit in zip(rows, units, strict=True)])
-
-
-def _log_errors(preconditioner, energies, totals):
-    """log(eigenvalue / that in the map), (rank,), by draws and scores that the map has not learnt from.
-
-    The energies of draws and scores along an eigenvector have the ratio eigenvalue^2.
-    """
-    least = _rounding(totals)[:, None]
-    draws, scores, is_known = _where_positive(*energies)
-    is_known &= jnp.any(energies > least, axis=0)
-    log_eigenvalues = (jnp.log(jnp.maximum(draws, least[0])) - jnp.log(jnp.maximum(scores, least[1]))) / 2
-    return jnp.where(is_known, log_eigenvalues - jnp.log(preconditioner.eigenvalues), 0)
-
-
-def _products(preconditioner, rows, energies, totals):
-    """|z|^2, |g|^2 and -z.g of draws and scores in whitened units, (3,)."""
-    eigenvalues = preconditioner.eigenvalues
-    stretch = jnp.stack([1 / eigenvalues, eigenvalues]) - 1
-    squares = jnp.maximum(totals + jnp.sum(stretch * energies, axis=1), 0)
-    return jnp.append(squares, -jnp.sum(rows[0] * rows[1]))
-
-
 def _scales(variances, old):
     """(variance of the draws / variance of the scores)^(1/4), by coordinate: right for a diagonal Gaussian."""
-    draws, scores, is_known = _where_positive(*variances)
+    draws, scores, is_known = pairs.where_positive(*variances)
     return jnp.where(is_known, jnp.sqrt(jnp.sqrt(draws) / jnp.sqrt(scores)), old)  # draws / scores may underflow
 
 
@@ -423,7 +338,7 @@ def _common_change(old, new):
     the shift. (Once: the second Gaussian in d = 100, 32 of its directions learnt from 400 draws of one chain, keeps
     condition numbers of 30-490, with twice 4-14. Three times: the scales of heavy tails become noise.)
     """
-    new, old, _ = _where_positive(new, old)
+    new, old, _ = pairs.where_positive(new, old)
     return 1 - jnp.exp(-jnp.max((2 * jnp.mean(jnp.log(new / old), axis=1)) ** 2))
 
 
@@ -465,35 +380,3 @@ def _roots(matrix):
 
 def _corrected(preconditioner, corrections):
     return preconditioner._replace(eigenvalues=preconditioner.eigenvalues * jnp.exp(corrections))
-
-
-def _whiten(preconditioner, rows):
-    """Draws and scores without the low-rank part of the map, in the target's own units."""
-    for_draws, for_scores = _eigenvectors_in_own_units(preconditioner)
-    root = jnp.sqrt(preconditioner.eigenvalues)[:, None]
-
-    def stretch(rows, factors, there, back):
-        return rows + dot((factors * project(there, rows)).T, back)
-
-    draws, scores = rows
-    return stretch(draws, 1 / root - 1, for_draws, for_scores), stretch(scores, root - 1, for_scores, for_draws)
-
-
-def _rounding(energies):
-    """Of the energies of draws and scores, in units of the scales, those along one direction that rounding may have."""
-    return (_ROUNDING * jnp.finfo(energies.dtype).eps) ** 2 * energies
-
-
-def _rounding_of_whitened(preconditioner, rows):
-    """The squares that the rounding of `_whiten` may have, by coordinate, (2, d)."""
-    scales, eigenvectors, eigenvalues = preconditioner
-    root = jnp.sqrt(eigenvalues)[:, None]
-    factors = jnp.stack([jnp.sum(((root - 1) * eigenvectors) ** 2, axis=0) for root in (1 / root, root)])
-    energies = _rounding(_total_energies(preconditioner, rows))
-    return energies[:, None] * factors * jnp.stack([scales, 1 / scales]) ** 2
-
-
-def _eigenvectors_in_own_units(preconditioner):
-    """The eigenvectors (rank, d) times the scales, for draws and for scores that are not scaled."""
-    scales, eigenvectors, _ = preconditioner
-    return eigenvectors / scales[None], eigenvectors * scales[None]

@@ -117,7 +117,7 @@ def test_every_scheme_and_a_function_of_a_key(tmp_path, scheme):
 
 @pytest.mark.filterwarnings("ignore")
 def test_mala_instead_of_hmc(tmp_path, model, capsys):
-    """Both solve this Gaussian exactly, in a gradient a draw, but for the few times of HMC that are longer than a step."""
+    """Both solve this Gaussian exactly, in a gradient a draw but where HMC's time is longer than a step."""
     options = ["--chains", "2", "--warmup", "500", "--draws", "400", "--output", str(tmp_path / "draws.npz")]
     found = {}
     for sampler, expected in (("mala", 1.0), ("hmc", 1.0)):

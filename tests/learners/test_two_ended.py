@@ -8,7 +8,7 @@ from programs import assert_full_precision, largest_array
 
 import householder_mcmc as hm
 from benchmarks.targets import gaussian_second
-from householder_mcmc.learners.two_ended import _centre
+from householder_mcmc.learners.pairs import centre
 
 DIM, RANK, NUM_CHAINS, BLOCK = 40, 6, 4, 10
 VARIANCES = np.array([300.0, 40.0, 5.0, 0.2, 0.03, 0.004])  # along RANK directions, in units of the scales
@@ -239,7 +239,7 @@ def test_rounding_about_a_mean_is_no_variance_of_scores(dtype):
     eps = float(jnp.finfo(dtype).eps)
     units = np.array([[0, 4, -4, 7, -7], [32, -32, 0, 64, 4]])[:, :, None] * eps  # two chains, five steps
     values = jnp.asarray(1024 * (1 + units), dtype).transpose(1, 0, 2)
-    draws, scores = _centre(jnp.stack([values, values]), jnp.full((2, 2, 1), 1024, dtype))
+    draws, scores = centre(jnp.stack([values, values]), jnp.full((2, 2, 1), 1024, dtype))
     expected = 1024 * eps * np.array([0, 4, -4, 7, -7, 32, -32, 0, 64, 4])  # a unit below 1024 is half of one above
     np.testing.assert_allclose(draws[:, 0], expected, rtol=0, atol=0)
     np.testing.assert_array_equal(scores[:, 0], np.where(np.abs(expected) > 8 * 1024 * eps, expected, 0))
