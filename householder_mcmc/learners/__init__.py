@@ -14,7 +14,7 @@ The proposal covariance is a multiple of L L^T. With rank m, d dimensions, and b
 | `hm.fixed(preconditioner)` | yours | its own | its own |
 
 At every tenth step `two_ended` does O((m + k)^2 d + (m + k)^3) work, k = min(n, 64). Without a rank it learns all
-directions up to d = 256; above that m = 32,768 / d of them, but at least 32.
+directions up to d = 256; above that m = 65,536 / d of them, but at least 32.
 
 Kernels take any of `hm.Diagonal`, `hm.Dense`, `hm.LowRank`, `hm.Householder`, a BlackJAX inverse mass matrix, or a
 pytree of yours, such as a NamedTuple, with `apply`, `apply_transpose` and `to_dense`.

@@ -46,7 +46,7 @@ __all__ = ["TwoEndedState", "two_ended"]
 # Without a rank all directions are learnt up to this d, where a new map takes 60 ms; above it as many as have so many
 # numbers, 3 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
 _MOST_WHOLE = 256
-_MOST_NUMBERS = 2**15
+_MOST_NUMBERS = 2**16
 _FEWEST_DIRECTIONS = 32
 
 # Directions whose energy is below this share of the largest are rounding: 8 units of it in float32.
@@ -105,8 +105,8 @@ def two_ended(
     Parameters
     ----------
     rank
-        Number of directions; at most d are used. More than needed cost time and, fitted to few draws in high dimension,
-        efficiency. None: all of them up to d = 256, above it 32,768 / d, but at least 32.
+        Number of directions; at most d are used. More than needed cost time. None: all of them up to d = 256, above it
+        65,536 / d, but at least 32.
     block_size
         Steps between changes of the map. The state holds the draws and scores of these steps.
     forgetting
