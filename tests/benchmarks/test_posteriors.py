@@ -217,7 +217,7 @@ def test_the_table_of_lengths_compares_with_the_best_one():
 
 
 def test_the_table_of_ranks_compares_with_the_best_one(monkeypatch):
-    """A run at its smallest size, then its table with other numbers: the chosen rank has 0.8 of the ESS in half the time."""
+    """A run at its smallest size, then its table with numbers put in: 0.8 of the ESS in half the time."""
     study = choices.STUDIES["ranks"]
     assert study.options("second Gaussian, d = 1000") == [None, 8, 32, 128, 1000]  # 65 are chosen
     assert study.options("Cox process, exponential, d = 256") == [None, 8, 32, 128]  # all are
