@@ -301,7 +301,8 @@ def _determined(state, differences):
 
     def without_flat(differences):
         for_draws, for_scores = pairs.eigenvectors_in_own_units(state.preconditioner)
-        return differences - dot((are_flat[:, None] * project(for_draws, differences)).T, for_scores)
+        along = jnp.where(are_flat[:, None], project(for_draws, differences), 0)
+        return differences - dot(along.T, for_scores)
 
     return only_if(jnp.any(are_flat), without_flat, differences)
 

@@ -19,8 +19,10 @@ __all__ = [
 
 
 def is_concrete(x) -> bool:
-    """Whether the values of an array can be read here: it is not traced, and no part of it is on other processes."""
-    return not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True)
+    """Whether the values of an array can be read here: it is not traced, and no part is only on other processes."""
+    if isinstance(x, jax.core.Tracer):
+        return False
+    return getattr(x, "is_fully_addressable", True) or x.is_fully_replicated
 
 
 def require_vector(x: Array, dim: int) -> Array:
