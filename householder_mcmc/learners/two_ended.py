@@ -43,8 +43,8 @@ from householder_mcmc.sharing import shared
 
 __all__ = ["TwoEndedState", "two_ended"]
 
-# Without a rank all directions are learnt up to this d, where a new map takes 20-60 ms; above it as many as have so many
-# numbers, 2-18 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
+# Without a rank all directions are learnt up to this d, where a new map takes 20-60 ms; above it as many as have so
+# many numbers, 2-18 ms, but 32 at least. Chosen: see "The rank" in benchmarks/RESULTS.md.
 _MOST_WHOLE = 256
 _MOST_NUMBERS = 2**16
 _FEWEST_DIRECTIONS = 32
