@@ -56,14 +56,19 @@ MODELS = {
 }
 
 
+def log_prior(weights):
+    return -0.5 * jnp.sum((weights / PRIOR_SCALES) ** 2)
+
+
+def statistics(model, weights, data):
+    return jnp.append(weights, jnp.stack([model.log_likelihood(weights, data), log_prior(weights)]))
+
+
 def ranks(model, preconditioner, sampler=hm.mala, step_size=1.0):
     """Of the parameter among NUM_DRAWS others, by weights, log-likelihood and log-prior, (NUM_DATA_SETS, DIM + 2).
 
     And the mean acceptance rate.
     """
-
-    def log_prior(weights):
-        return -0.5 * jnp.sum((weights / PRIOR_SCALES) ** 2)
 
     def one_rank(key):
         key_weights, key_data, key_place, *keys_chain, key_tie = jax.random.split(key, 6)
@@ -77,10 +82,7 @@ def ranks(model, preconditioner, sampler=hm.mala, step_size=1.0):
 
         def one_step(state, key):
             state, info = kernel.step(key, state)
-            return state, (statistics(state.position), info.acceptance_rate)
-
-        def statistics(weights):
-            return jnp.append(weights, jnp.stack([model.log_likelihood(weights, data), log_prior(weights)]))
+            return state, (statistics(model, state.position, data), info.acceptance_rate)
 
         def chain(key):
             keys = jax.random.split(key, NUM_DRAWS * THIN)
@@ -91,7 +93,7 @@ def ranks(model, preconditioner, sampler=hm.mala, step_size=1.0):
         num_before = jax.random.randint(key_place, (), 0, NUM_DRAWS + 1)
         index = jnp.arange(NUM_DRAWS)[:, None]
         others = jnp.where(index < num_before, before, after[index[:, 0] - num_before])
-        value = statistics(weights)
+        value = statistics(model, weights, data)
         num_less, num_equal = jnp.sum(others < value, axis=0), jnp.sum(others == value, axis=0)
         return num_less + jax.random.randint(key_tie, value.shape, 0, num_equal + 1), acceptance
 
@@ -151,9 +153,6 @@ def ranks_after_a_warmup(temper):
     """
     model, num_data_sets, num_chains, thin = MODELS["logistic"], 1000, 4, 10
 
-    def log_prior(weights):
-        return -0.5 * jnp.sum((weights / PRIOR_SCALES) ** 2)
-
     def one_rank(key):
         key_weights, key_data, key_starts, key_warmup, key_draws = jax.random.split(key, 5)
         weights = PRIOR_SCALES * jax.random.normal(key_weights, (DIM,))
@@ -168,13 +167,10 @@ def ranks_after_a_warmup(temper):
 
         def one_step(state, key):
             state, _ = jax.vmap(kernel.step)(jax.random.split(key, num_chains), state)
-            return state, statistics(state.position[0])
-
-        def statistics(weights):
-            return jnp.append(weights, jnp.stack([model.log_likelihood(weights, data), log_prior(weights)]))
+            return state, statistics(model, state.position[0], data)
 
         _, draws = jax.lax.scan(one_step, state, jax.random.split(key_draws, NUM_DRAWS * thin))
-        return jnp.sum(draws[thin - 1 :: thin] < statistics(weights), axis=0), info.num_steps
+        return jnp.sum(draws[thin - 1 :: thin] < statistics(model, weights, data), axis=0), info.num_steps
 
     return jax.lax.map(one_rank, jax.random.split(jax.random.key(0), num_data_sets), batch_size=100)
 
