@@ -14,7 +14,16 @@ import optax
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
 from jax.flatten_util import ravel_pytree
 
-from householder_mcmc.adaptation.climbing import Climb, Lag, are_negligible, find_behind, find_front, follow_levels
+from householder_mcmc.adaptation.climbing import (
+    Climb,
+    Lag,
+    are_negligible,
+    find_ahead,
+    find_behind,
+    follow_levels,
+    gaps,
+    outweigh,
+)
 from householder_mcmc.adaptation.samplers import Sampler
 from householder_mcmc.adaptation.step_size import StepSize, search_move, start_search, weigh
 from householder_mcmc.learners.scheme import Scheme, only_if
@@ -63,7 +72,7 @@ class AdaptiveState(NamedTuple):
     log_factors (num_chains,): what chains that are behind add to log sigma; 0 for the others.
     acceptance_rate (num_chains,): running means of the acceptance rates.
     levels (num_chains,): running means of the log-densities.
-    lag: a `Lag`, how long chains have been behind.
+    lag, lead: a `Lag` each, how long chains have been behind, and ahead.
     climb: a `Climb`, whether the other chains are still climbing.
     num_moves (num_chains,): how often a chain took the state of another.
     num_steps (): steps made.
@@ -76,6 +85,7 @@ class AdaptiveState(NamedTuple):
     acceptance_rate: Array
     levels: Array
     lag: Lag
+    lead: Lag
     climb: Climb
     num_moves: Array
     num_steps: Array
@@ -84,6 +94,11 @@ class AdaptiveState(NamedTuple):
     def position(self) -> Any:
         """The chains' positions, with a leading chain axis."""
         return self.chains.position
+
+    @property
+    def are_awaited(self) -> Array:
+        """Which chains are behind and may still arrive or be moved, (num_chains,)."""
+        return self.lag.are_awaited(self.climb.steps_learnt - _KNOWN)
 
     @property
     def log_sigma(self) -> Array:
@@ -162,6 +177,7 @@ def _start(logdensity_fn, scheme, sampler):
             acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
             levels=levels,
             lag=Lag(jnp.zeros(len(x), jnp.int32), x),
+            lead=Lag(jnp.zeros(len(x), jnp.int32), x),
             climb=Climb(levels, resets_left=zero, steps_learnt=zero),
             num_moves=jnp.zeros(len(x), jnp.int32),
             num_steps=zero,
@@ -205,20 +221,24 @@ def build_kernel(
 
         chains, info = jax.vmap(transition)(keys, state.chains, state.log_factors, state.lag.num_steps > 0)
 
-        # 2. Which chains are behind, and which of these take the state of another because theirs has negligible mass.
+        # 2. Which chains are behind, and which take the state of another because theirs has negligible mass: some that
+        # are behind, or all but those ahead, because more than half of the chains may have ended in a lower mode.
         x = ravel_chains(chains.position)
         dim = x.shape[1]
         levels = follow_levels(state.levels, chains.logdensity, dim)
-        is_behind = find_behind(levels, dim)
-        lag, is_late = state.lag.follow(x, is_behind)
-        is_late &= may_move & (state.climb.steps_learnt >= _KNOWN)
-        gap = find_front(levels) - levels
-        is_moved = only_if(
-            jnp.any(is_late),
-            lambda is_late: is_late & are_negligible(gap, x - state.lag.positions, preconditioner),
-            is_late,
-        )
-        chains, levels = _moved((chains, levels), is_moved, to=~is_behind)
+        is_behind, is_ahead = find_behind(levels, dim), find_ahead(levels, dim)
+        (lag, lags), (lead, leads) = state.lag.follow(x, is_behind), state.lead.follow(x, is_ahead)
+        are_due = jnp.stack([lags, leads]) & may_move & (state.climb.steps_learnt >= _KNOWN)
+
+        def judge(are_due):
+            gap, (lags, leads) = gaps(levels, dim), are_due
+            lags &= are_negligible(gap, x - state.lag.positions, preconditioner)
+            leads &= outweigh(-gap, x - state.lead.positions, preconditioner)
+            return jnp.stack([lags, leads])
+
+        lags, leads = only_if(jnp.any(are_due), judge, are_due)
+        is_moved = lags | jnp.any(leads) & ~is_ahead
+        chains, levels = _moved((chains, levels), is_moved, to=jnp.where(jnp.any(leads), leads, ~is_behind))
         were_behind, is_behind = is_behind, is_behind & ~is_moved
 
         # 3. The shared step size follows the acceptance of the other chains.
@@ -253,6 +273,7 @@ def build_kernel(
             acceptance_rate=state.acceptance_rate + (rates - state.acceptance_rate) / _ACCEPTANCE_MEMORY,
             levels=levels,
             lag=lag,
+            lead=lead,
             climb=climb,
             num_moves=state.num_moves + is_moved.astype(jnp.int32),
             num_steps=jnp.asarray(optax.safe_increment(state.num_steps)),

@@ -1,4 +1,5 @@
-"""Which chains are climbing, and which are behind the others: judged by their log-densities, whatever the kernel."""
+"""Which chains are climbing, and which are behind the others or ahead: judged by their log-densities, whatever the
+kernel."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +8,17 @@ import jax
 import jax.numpy as jnp
 from blackjax.types import Array
 
-__all__ = ["Climb", "Lag", "are_negligible", "find_behind", "find_front", "follow_levels"]
+__all__ = [
+    "Climb",
+    "Lag",
+    "are_negligible",
+    "find_ahead",
+    "find_behind",
+    "find_front",
+    "follow_levels",
+    "gaps",
+    "outweigh",
+]
 
 # A rise of the log-density by more than d + 10 is a climb. In the first half of the learning, where starting anew costs
 # little, a rise by more than min(d, 6 d^(1/2)) + 10 is one. The log-densities of two draws of a Gaussian differ by
@@ -34,15 +45,15 @@ _LEVEL_MEMORY = 20
 # density does not leave the others behind.
 _FRONT_PART = 4
 
-# Near -1e9 float32 rounds a log-density to multiples of 64. So to be behind, the level of a chain must be lower by this
-# many units of rounding in addition.
+# Near -1e9 float32 rounds a log-density to multiples of 64. So to be behind or ahead, the level of a chain must be
+# lower or higher by this many units of rounding in addition.
 _ROUNDING = 8
 
 # A chain that moves further than this, in units of the map, is on a plateau without end. Moves are cut to it, so that
 # their squares are finite.
 _WIDEST = 1e15
 
-# A chain that is behind is judged, each time after this many steps, by how far it has moved in them.
+# A chain that is behind or ahead is judged, each time after this many steps, by how far it has moved in them.
 _PATIENCE = 50
 
 # Steps after which a chain that is still behind is taken to stay: its mode has then been judged three times. Chosen.
@@ -66,14 +77,37 @@ def find_front(levels: Array) -> Array:
 
 
 def find_behind(levels: Array, dim: int) -> Array:
-    """Which chains have levels more than d + 10 below the front, (num_chains,)."""
+    """Which chains have levels more than d + 10 below the front, (num_chains,), or levels without digits.
+
+    A log-density of 1e21 is rounded to multiples of 1e5: a kernel cannot tell two draws apart there. A formula that
+    cancels may have such values where it should have others.
+    """
     front = find_front(levels)
-    rounding = _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(front)
-    return ~(levels >= front - (dim + _RISE) - rounding)
+    return ~(levels >= front - (dim + _RISE) - _rounding(front)) | _lack_digits(levels, dim)
+
+
+def find_ahead(levels: Array, dim: int) -> Array:
+    """Which chains have levels more than d + 10 above the front, (num_chains,), that do not lack digits."""
+    front = find_front(levels)
+    return (levels > front + (dim + _RISE) + _rounding(front)) & ~_lack_digits(levels, dim)
+
+
+def gaps(levels: Array, dim: int) -> Array:
+    """By how much levels are below the front, (num_chains,); infinite for those without digits."""
+    return jnp.where(_lack_digits(levels, dim), jnp.inf, find_front(levels) - levels)
+
+
+def _rounding(levels):
+    return _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(levels)
+
+
+def _lack_digits(levels, dim):
+    """Whether rounding moves a level by more than d + 10, and by so much more than it moves the front."""
+    return _rounding(levels) > _rounding(find_front(levels)) + (dim + _RISE)
 
 
 class Lag(NamedTuple):
-    """How long chains have been behind, and where they were.
+    """How long chains have been behind, or ahead, and where they were.
 
     num_steps (num_chains,): steps behind, in a row; 0 for a chain that is not behind.
     positions (num_chains, d): where a chain was when it fell behind, or at the last 50th step since then.
@@ -82,10 +116,12 @@ class Lag(NamedTuple):
     num_steps: Array
     positions: Array
 
-    @property
-    def are_awaited(self) -> Array:
-        """Which chains have not been behind for long enough to tell whether they stay, (num_chains,)."""
-        return (self.num_steps > 0) & (self.num_steps <= _ENDURANCE)
+    def are_awaited(self, steps_known: Array) -> Array:
+        """Which chains have not been behind for long enough to tell whether they stay, (num_chains,).
+
+        steps_known (): steps for which the map has been known, without which no chain is judged.
+        """
+        return (self.num_steps > 0) & (jnp.minimum(self.num_steps, steps_known) <= _ENDURANCE)
 
     @property
     def have_stayed(self) -> Array:
@@ -103,20 +139,39 @@ def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
     """Whether the mode in which a chain rests holds a negligible part of the mass, (num_chains,).
 
     It holds exp(-gap) V times the mass of the others' mode, where V is the ratio of the volumes. So a lower mode that
-    is wide may hold as much. In units of the map L of the others it has a width w, and V = w^d. Two draws of it differ
-    by |L^{-1} (x - x')|^2 = 2 d w^2, so w is estimated from how far the chain has moved. The mode is negligible if
-    gap > d + 10 + max(log V, 0).
+    is wide may hold as much. It is negligible if gap > d + 10 + max(log V, 0).
 
     gap (num_chains,): by how much the log-density is below that of the others. moved (num_chains, d): the last 50
-    steps, x - x'. preconditioner: L. If it has no `solve`, no mode is negligible.
+    steps, x - x'. preconditioner: the map L of the others. If it has no `solve`, no mode is negligible.
+    """
+    log_volumes = _log_volumes(moved, preconditioner)
+    return gap > moved.shape[1] + _RISE + jnp.maximum(log_volumes, 0)
+
+
+def outweigh(gap: Array, moved: Array, preconditioner) -> Array:
+    """Whether the mode in which a chain rests leaves the others' mode a negligible part of the mass, (num_chains,).
+
+    As in `are_negligible`, with the two exchanged: a higher mode that is narrow, such as the neck of a funnel, may hold
+    no more than the others'.
+
+    gap (num_chains,): by how much the log-density is above that of the others.
+    """
+    log_volumes = _log_volumes(moved, preconditioner)
+    return gap > moved.shape[1] + _RISE + jnp.maximum(-log_volumes, 0)
+
+
+def _log_volumes(moved, preconditioner):
+    """log V, the volume of a chain's mode over that of the mode to which L belongs, (num_chains,).
+
+    In units of L it has a width w, and V = w^d. Two draws of it differ by |L^{-1} (x - x')|^2 = 2 d w^2, so w is
+    estimated from how far the chain has moved. NaN, of which nothing follows, if L has no `solve`.
     """
     dim = moved.shape[1]
     if not hasattr(preconditioner, "solve"):  # a map of the user's own may lack it
-        return jnp.zeros(gap.shape, bool)
+        return jnp.full(len(moved), jnp.nan, moved.dtype)
     moved = jnp.clip(jax.vmap(preconditioner.solve)(moved), -_WIDEST, _WIDEST)
     widths_squared = jnp.sum(moved**2, axis=1) / (2 * dim)
-    log_volume = dim / 2 * jnp.log(widths_squared)
-    return gap > dim + _RISE + jnp.maximum(log_volume, 0)
+    return dim / 2 * jnp.log(widths_squared)
 
 
 class Climb(NamedTuple):

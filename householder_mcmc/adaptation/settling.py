@@ -3,7 +3,7 @@
 The learning phase is looked at after 80 steps, and again each time that it has grown by a quarter. It has settled if
 
 1. the learner has not started anew since the last look, the step size is not being searched for, and no chain has been
-   behind for 1 to 150 steps, because such a chain may still arrive or be moved;
+   behind for 1 to 150 steps of a known map, because such a chain may still arrive or be moved;
 2. the step size is steady: the mean of log sigma since the last look is within 0.15 of the mean between the two looks
    before. Directions that are still too narrow would shorten it;
 3. the chains agree: since the last look R-hat is below 1.1 for each coordinate and the log-density. Along directions

@@ -147,7 +147,9 @@ def warmup(
     A chain whose log-density is more than d + 10 below that of the others is behind. It has a step size of its own and
     teaches nothing. After 50 steps behind it is judged: if its place holds a negligible part of the mass, by its height
     and by the volume it has moved in, it takes the state of another chain. `info.num_moves` counts that. A lower mode
-    that is wide enough to hold mass keeps its chains.
+    that is wide enough to hold mass keeps its chains. So is a chain judged that is ahead, one in four at most: if its
+    place leaves the others a negligible part of the mass, they take its state. A log-density so large in size that
+    floating point rounds it to more than d + 10 counts as behind.
 
     In the last tenth of the steps the chains run the sampler that is asked for, the map is frozen, and only the step
     size is adapted and averaged.
@@ -376,7 +378,7 @@ def _one_step(rng_key, state, logdensity_fn, scheme, sampler, target, ends_by_it
         learnt.chains.logdensity,
         learnt.log_sigma,
         is_counted=learnt.lag.num_steps == 0,
-        is_awaited=learnt.lag.are_awaited,
+        is_awaited=learnt.are_awaited,
         steps_learnt=learnt.climb.steps_learnt,
         is_sought=step_size.count == 0,
         count=state.count + 1,

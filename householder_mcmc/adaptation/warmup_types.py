@@ -23,8 +23,7 @@ class WarmupInfo(NamedTuple):
     has_settled (): whether at some look the map and the step size had settled and the chains agreed.
     is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing
     was learnt from them. They are on their way, or in a lower mode.
-    num_moves (num_chains,): how often a chain that was behind, in a place of negligible mass, took the state of
-    another.
+    num_moves (num_chains,): how often a chain took the state of another because it was in a place of negligible mass.
     explained (): how much of the scores a linear function of the draws explains, on draws that were not learnt from. It
     is 1 for a Gaussian whose map is known, and near 0 where no linear map helps, as in funnels. None if the scheme does
     not say.

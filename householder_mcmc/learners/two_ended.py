@@ -83,7 +83,8 @@ class TwoEndedState(NamedTuple):
     preconditioner: fitted to those.
     corrections (rank,): of the logarithms of its eigenvalues, in their order.
     center (d,): the mean of the Gaussian; NaN if there is none.
-    products (3,): means of |z|^2, |g|^2 and -z.g, of draws and scores in whitened units, before they were learnt from.
+    products (3,): means of |z|^2, |g|^2 and -z.g, of draws and scores in whitened units, before they were learnt from;
+        ones until the third block.
     """
 
     count: Array
@@ -179,7 +180,8 @@ def _two_ended(rank, block_size, forgetting, negligible):
         energies, totals = pairs.energies(state.preconditioner, rows)
         log_errors = pairs.log_errors(state.preconditioner, energies, totals)
         corrections = jnp.where(number < 2, 0, state.corrections + weight * (log_errors - state.corrections))
-        products = state.products + weight * (pairs.products(old_map, rows, energies, totals) - state.products)
+        new_products = pairs.products(old_map, rows, energies, totals)
+        products = jnp.where(number < 2, 1, state.products + weight * (new_products - state.products))
 
         # 3. A scale for each coordinate, from variances of the block, whitened along the old directions. They are not
         # fitted to it: along directions that are, scores of a Gaussian are stretched by too much, and the scales of the

@@ -84,8 +84,8 @@ def diagnose(
         )
     if np.any(warmup_info.num_moves):
         found.append(
-            f"chains {_indices(warmup_info.num_moves)} were far below the others, in places of negligible mass, and "
-            "were set to the state of another chain."
+            f"chains {_indices(warmup_info.num_moves)} were in places of negligible mass, and were set to the state of "
+            "another chain."
         )
     rates = np.asarray(warmup_info.acceptance_rate, float)
     if target_acceptance_rate is not None and np.all(np.isfinite(rates)):

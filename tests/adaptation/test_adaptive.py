@@ -262,6 +262,22 @@ def test_a_chain_goes_to_the_first_that_is_not_behind():
     np.testing.assert_array_equal(after.chains.logdensity_grad[:, 0], [1, 1, 2, 3])
 
 
+@pytest.mark.parametrize("width, is_outweighed", [(1.0, True), (1e-2, False)])
+@pytest.mark.parametrize("lead, may_move", [(49, True), (48, True), (49, False)])
+def test_all_go_to_a_chain_whose_mode_outweighs_theirs(width, is_outweighed, lead, may_move):
+    """It has been ahead for 50 steps, by 25 nats at last: more than d + 10, and less than with d log 100. Then all
+    start anew."""
+    step = given(logdensity=(0.0, 0.0, 25.0, 0.0))
+    state = run([step] * 50, scheme=hm.none())[-1]  # until the running mean is there
+    begin = state.position.at[2].add(np.sqrt(2) * width)
+    state = state._replace(lead=Lag(jnp.array([0, 0, lead, 0]), begin))
+    after = run([step], state, scheme=hm.none(), may_move=may_move)[-1]
+    is_moved = is_outweighed and lead == 49 and may_move
+    np.testing.assert_array_equal(after.num_moves, [1, 1, 0, 1] if is_moved else [0, 0, 0, 0])
+    np.testing.assert_array_equal(after.chains.logdensity, [25.0] * 4 if is_moved else [0, 0, 25, 0])
+    assert after.climb.resets_left == (10 if is_moved else 0)
+
+
 def test_a_chain_that_starts_behind_does_not_reach_the_start_of_the_learner():
     x = jnp.ones((4, 5)).at[3].set(1e6)
     state = adaptive.init(x, lambda x: -jnp.sum(x**2), hm.diagonal(), SAMPLERS["mala"], 4)

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 import householder_mcmc as hm
-from householder_mcmc.adaptation.climbing import Climb, Lag, are_negligible, find_behind, find_front, follow_levels
+from householder_mcmc.adaptation.climbing import (
+    Climb,
+    Lag,
+    are_negligible,
+    find_ahead,
+    find_behind,
+    find_front,
+    follow_levels,
+    gaps,
+    outweigh,
+)
 
 # Levels
 
@@ -82,6 +92,39 @@ def test_a_chain_without_density_is_behind_those_that_have_one():
 # How long they have been behind, and whether it is worth waiting
 
 
+@pytest.mark.parametrize("dim", [1, 5, 1000])
+@pytest.mark.parametrize("num_chains", [4, 8])
+def test_a_chain_is_ahead_by_more_than_d_and_10(num_chains, dim, transform):
+    for gap, expected in ((dim + 9.9, False), (dim + 10.1, True)):
+        levels = jnp.full(num_chains, 50.0).at[1].add(gap)
+        is_ahead = transform(lambda levels: find_ahead(levels, dim))(levels)
+        np.testing.assert_array_equal(is_ahead, np.arange(num_chains) == (1 if expected else -1))
+
+
+def test_no_chain_is_ahead_of_less_than_three():
+    """The highest of three is the front."""
+    for levels in ([1e30], [0.0, 1e6], [0.0, 1e6, -50.0], [-jnp.inf] * 4, [-jnp.inf, -jnp.inf, -jnp.inf, 0.0]):
+        assert not np.any(find_ahead(jnp.array(levels), 5))
+
+
+def test_a_level_without_digits_is_behind_and_never_ahead(dtype):
+    """Eight units of rounding are more than d + 10, and more than those of the front by so much."""
+    least = 15 / (8 * float(jnp.finfo(dtype).eps))
+    for sign in (-1, 1):
+        few, many = (jnp.array([100.0, 101.0, sign * factor * least, 99.0], dtype) for factor in (1.01, 0.99))
+        np.testing.assert_array_equal(find_behind(few, 5), [False, False, True, False])
+        np.testing.assert_array_equal(gaps(few, 5), [1, 0, jnp.inf, 2] if sign > 0 else [0, -1, jnp.inf, 1])
+        assert not np.any(find_ahead(few, 5)) and np.all(jnp.isfinite(gaps(many, 5)))
+        np.testing.assert_array_equal(find_ahead(many, 5), [False, False, sign > 0, False])
+
+
+def test_chains_that_all_lack_digits_are_compared_as_far_as_they_go(dtype):
+    unit = 8 * float(jnp.finfo(dtype).eps)
+    levels = jnp.array([-1.0, -1.0, -1.0, -1.0 - 3 * unit], dtype) / unit * 1e4  # each is rounded by 1e4
+    np.testing.assert_array_equal(find_behind(levels, 5), [False, False, False, True])
+    assert np.all(jnp.isfinite(gaps(levels, 5))) and not np.any(find_ahead(levels, 5))
+
+
 def test_lag_counts_the_steps_in_a_row_and_starts_again():
     """Chain 0 is behind from step 3 on, chain 1 but for every 40th step, chain 2 never. Positions are the step's."""
     lag, late = Lag(jnp.zeros(3, jnp.int32), jnp.zeros((3, 2))), []
@@ -100,9 +143,13 @@ def test_lag_counts_the_steps_in_a_row_and_starts_again():
 
 
 def test_a_chain_is_awaited_until_it_has_been_judged_three_times():
+    """With a map that is known: steps before that do not count."""
     for num_steps, is_awaited in ((0, False), (1, True), (150, True), (151, False)):
         lag = Lag(jnp.full(2, num_steps), jnp.zeros((2, 2)))
-        assert lag.are_awaited.tolist() == [is_awaited] * 2 and lag.have_stayed.tolist() == [num_steps > 49] * 2
+        assert lag.are_awaited(jnp.asarray(1000)).tolist() == [is_awaited] * 2
+        assert lag.have_stayed.tolist() == [num_steps > 49] * 2
+        long_behind = lag._replace(num_steps=jnp.full(2, 1000))
+        assert long_behind.are_awaited(jnp.asarray(num_steps)).tolist() == [num_steps < 151] * 2
 
 
 def moves(width, dim, seed=0):
@@ -162,6 +209,27 @@ def test_a_way_whose_square_is_no_number_is_judged_by_the_widest_mode_that_count
 
 def test_without_the_inverse_of_a_map_no_mode_is_negligible():
     assert not np.any(are_negligible(jnp.full(2, 1e9), jnp.ones((2, 3)), preconditioner=object()))
+
+
+@pytest.mark.parametrize("dim", [1, 5, 1000])
+@pytest.mark.parametrize("width", [0.01, 0.3, 1.0, 100.0])
+def test_a_mode_outweighs_the_others_if_it_is_ahead_with_its_volume(width, dim, transform):
+    """A narrow one must be higher by d log(1 / width) more, a wide one by no less than d + 10."""
+    moved = jnp.full((2, dim), np.float32(np.sqrt(2) * width))
+    limit = dim + 10 - dim * np.log(min(width, 1))
+    gaps = jnp.asarray([limit * 0.999, limit * 1.001], jnp.float32)
+    found = transform(lambda gaps, moved: outweigh(gaps, moved, hm.Diagonal(jnp.ones(dim))))(gaps, moved)
+    np.testing.assert_array_equal(found, [False, True])
+
+
+def test_what_is_not_known_outweighs_nothing():
+    """A chain that has not moved, one that is not finite, and a map without an inverse."""
+    for moved, preconditioner in (
+        (jnp.zeros((1, 3)), hm.Diagonal(jnp.ones(3))),
+        (jnp.full((1, 3), jnp.nan), hm.Diagonal(jnp.ones(3))),
+        (jnp.ones((1, 3)), object()),
+    ):
+        assert not outweigh(jnp.full(1, 1e30), moved, preconditioner)[0]
 
 
 # Climbs
