@@ -72,7 +72,7 @@ class AdaptiveState(NamedTuple):
     log_factors (num_chains,): what chains that are behind add to log sigma; 0 for the others.
     acceptance_rate (num_chains,): running means of the acceptance rates.
     levels (num_chains,): running means of the log-densities.
-    lag, lead: a `Lag` each, how long chains have been behind, and ahead.
+    lag: a `Lag`, how long chains have been behind. lead: one of all chains, how long there has been one ahead.
     climb: a `Climb`, whether the other chains are still climbing.
     num_moves (num_chains,): how often a chain took the state of another.
     num_steps (): steps made.
@@ -176,8 +176,8 @@ def _start(logdensity_fn, scheme, sampler):
             log_factors=jnp.zeros(len(x), x.dtype),
             acceptance_rate=jnp.full(len(x), 0.5, x.dtype),
             levels=levels,
-            lag=Lag(jnp.zeros(len(x), jnp.int32), x),
-            lead=Lag(jnp.zeros(len(x), jnp.int32), x),
+            lag=Lag.start(x, levels),
+            lead=Lag.start(x, levels),
             climb=Climb(levels, resets_left=zero, steps_learnt=zero),
             num_moves=jnp.zeros(len(x), jnp.int32),
             num_steps=zero,
@@ -227,13 +227,16 @@ def build_kernel(
         dim = x.shape[1]
         levels = follow_levels(state.levels, chains.logdensity, dim)
         is_behind, is_ahead = find_behind(levels, dim), find_ahead(levels, dim)
-        (lag, lags), (lead, leads) = state.lag.follow(x, is_behind), state.lead.follow(x, is_ahead)
+        lag, lags = state.lag.follow(x, levels, is_behind)
+        lead, leads = state.lead.follow(x, levels, jnp.broadcast_to(jnp.any(is_ahead), is_ahead.shape))
+        leads &= is_ahead & find_ahead(state.lead.levels, dim)
         are_due = jnp.stack([lags, leads]) & may_move & (state.climb.steps_learnt >= _KNOWN)
 
         def judge(are_due):
             gap, (lags, leads) = gaps(levels, dim), are_due
             lags &= are_negligible(gap, x - state.lag.positions, preconditioner)
-            leads &= outweigh(-gap, x - state.lead.positions, preconditioner)
+            risen, moved = levels - state.lead.levels, x - state.lead.positions
+            leads &= outweigh(-gap, risen, moved, preconditioner, ~is_ahead & ~is_behind)
             return jnp.stack([lags, leads])
 
         lags, leads = only_if(jnp.any(are_due), judge, are_due)

@@ -20,6 +20,7 @@ import numpy as np
 from blackjax.types import Array, ArrayLikeTree, ArrayTree
 from jax.flatten_util import ravel_pytree
 
+from householder_mcmc.adaptation.climbing import lack_digits
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.preconditioners.checks import is_concrete, require_chains
 from householder_mcmc.sharing import brief_program
@@ -130,7 +131,8 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
     This only chooses starts, on which no kernel's invariance depends. A start is near if 20 evaluations of a
     quasi-Newton ascent gain no more than 1000 nats (or 2 d, if that is more), and comes back as it was, bit for bit.
     Another chain climbs until 20 evaluations gain no more than 100 nats (or 2 d), and goes back to where these began:
-    not far towards a mode or into the neck of a funnel. A step to values that are not finite is shortened. A chain uses
+    not far towards a mode or into the neck of a funnel. A step is shortened if it leads to values that are not finite,
+    or to higher ones that rounding moves by more than d + 10. A chain uses
     300 gradients at most, and 21 if its start is near. The result does not depend on the other chains, and nothing is
     random. Chains may still arrive at different modes.
 
@@ -204,6 +206,8 @@ def ascend(logdensity_fn: Callable, x: Array) -> tuple[Array, Array, Array, Arra
         x = climb.start.x + climb.step * climb.direction
         trial, is_finite = _evaluate(evaluate, x)
         count, is_first = climb.count + 1, climb.count == 0
+        is_gain = ~is_first & (trial.value > climb.start.value)
+        is_finite &= ~(is_gain & lack_digits(trial.value, climb.start.value, x.size))
 
         # 1. The line search: a step is lengthened while the slope is steep, shortened after a failure, or done.
         gain = _bend(trial.value) - _bend(climb.start.value)

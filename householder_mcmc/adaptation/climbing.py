@@ -17,6 +17,7 @@ __all__ = [
     "find_front",
     "follow_levels",
     "gaps",
+    "lack_digits",
     "outweigh",
 ]
 
@@ -102,19 +103,30 @@ def _rounding(levels):
 
 
 def _lack_digits(levels, dim):
-    """Whether rounding moves a level by more than d + 10, and by so much more than it moves the front."""
-    return _rounding(levels) > _rounding(find_front(levels)) + (dim + _RISE)
+    return lack_digits(levels, find_front(levels), dim)
+
+
+def lack_digits(levels: Array, other: Array, dim: int) -> Array:
+    """Whether rounding moves a level by d + 10 more than it moves another one."""
+    return _rounding(levels) > _rounding(other) + (dim + _RISE)
 
 
 class Lag(NamedTuple):
     """How long chains have been behind, or ahead, and where they were.
 
     num_steps (num_chains,): steps behind, in a row; 0 for a chain that is not behind.
-    positions (num_chains, d): where a chain was when it fell behind, or at the last 50th step since then.
+    positions (num_chains, d), levels (num_chains,): where a chain was when it fell behind, or at the last 50th step
+    since then.
     """
 
     num_steps: Array
     positions: Array
+    levels: Array
+
+    @classmethod
+    def start(cls, x: Array, levels: Array) -> "Lag":
+        """No chain is behind. x (num_chains, d): the positions."""
+        return cls(jnp.zeros(len(x), jnp.int32), x, levels)
 
     def are_awaited(self, steps_known: Array) -> Array:
         """Which chains have not been behind for long enough to tell whether they stay, (num_chains,).
@@ -128,11 +140,12 @@ class Lag(NamedTuple):
         """Which chains have been behind for 50 steps or more, (num_chains,)."""
         return self.num_steps >= _PATIENCE
 
-    def follow(self, x: Array, is_behind: Array) -> tuple["Lag", Array]:
+    def follow(self, x: Array, levels: Array, is_behind: Array) -> tuple["Lag", Array]:
         """The lag, with chains at x (num_chains, d), and which chains have now been behind for another 50 steps."""
         num_steps = jnp.where(is_behind, self.num_steps + 1, 0)
         is_anew = num_steps % _PATIENCE == 0
-        return Lag(num_steps, jnp.where(is_anew[:, None], x, self.positions)), is_anew & is_behind
+        positions = jnp.where(is_anew[:, None], x, self.positions)
+        return Lag(num_steps, positions, jnp.where(is_anew, levels, self.levels)), is_anew & is_behind
 
 
 def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
@@ -148,20 +161,24 @@ def are_negligible(gap: Array, moved: Array, preconditioner) -> Array:
     return gap > moved.shape[1] + _RISE + jnp.maximum(log_volumes, 0)
 
 
-def outweigh(gap: Array, moved: Array, preconditioner) -> Array:
+def outweigh(gap: Array, risen: Array, moved: Array, preconditioner, are_others: Array) -> Array:
     """Whether the mode in which a chain rests leaves the others' mode a negligible part of the mass, (num_chains,).
 
     As in `are_negligible`, with the two exchanged: a higher mode that is narrow, such as the neck of a funnel, may hold
-    no more than the others'.
+    no more than the others'. The map is that of all chains. So the volume of the others' mode is that of the one among
+    them that has moved the furthest, and at least that of the map. A chain whose level has risen by more than d + 10
+    rests nowhere yet.
 
-    gap (num_chains,): by how much the log-density is above that of the others.
+    gap (num_chains,): by how much the log-density is above that of the others. risen (num_chains,): by how much it has
+    risen in the last 50 steps. are_others (num_chains,): which chains are the others.
     """
-    log_volumes = _log_volumes(moved, preconditioner)
-    return gap > moved.shape[1] + _RISE + jnp.maximum(-log_volumes, 0)
+    least, log_volumes = moved.shape[1] + _RISE, _log_volumes(moved, preconditioner)
+    of_others = jnp.max(log_volumes, where=are_others, initial=0)
+    return (risen <= least) & (gap > least + jnp.maximum(of_others - log_volumes, 0))
 
 
 def _log_volumes(moved, preconditioner):
-    """log V, the volume of a chain's mode over that of the mode to which L belongs, (num_chains,).
+    """log V, the volume of a chain's mode over that of the mode for which the map L is right, (num_chains,).
 
     In units of L it has a width w, and V = w^d. Two draws of it differ by |L^{-1} (x - x')|^2 = 2 d w^2, so w is
     estimated from how far the chain has moved. NaN, of which nothing follows, if L has no `solve`.

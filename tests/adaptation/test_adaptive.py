@@ -221,7 +221,7 @@ def test_a_chain_that_comes_up_to_the_others_does_not_start_the_learner_anew(ris
 )
 def test_a_chain_that_has_been_behind_for_50_steps_takes_the_state_of_another(options, late, is_moved):
     state = run([behind()])[-1]
-    state = state._replace(lag=Lag(jnp.array([0, 0, 0, late]), state.lag.positions))
+    state = state._replace(lag=state.lag._replace(num_steps=jnp.array([0, 0, 0, late])))
     after = run([behind(1.0, spread=1.0)], state, **options)[-1]
     np.testing.assert_array_equal(after.num_moves, [0, 0, 0, is_moved])
     np.testing.assert_array_equal(after.chains.logdensity, [0, 0, 0, 0 if is_moved else -400])
@@ -238,7 +238,7 @@ def test_no_chain_is_moved_before_the_map_is_known():
     for steps_learnt, is_moved in ((39, False), (40, True)):
         state = run([behind()])[-1]
         state = state._replace(
-            lag=Lag(jnp.array([0, 0, 0, 49]), state.lag.positions),
+            lag=state.lag._replace(num_steps=jnp.array([0, 0, 0, 49])),
             climb=state.climb._replace(steps_learnt=jnp.asarray(steps_learnt)),
         )
         assert run([behind()], state, may_move=True)[-1].num_moves[3] == is_moved
@@ -248,7 +248,8 @@ def test_no_chain_is_moved_before_the_map_is_known():
 def test_a_chain_in_a_wide_mode_is_not_moved(width, is_moved):
     """From a level of -30: by d + 10 and d log 1000 the limit is at 50, and at 15 without a width."""
     state = run([behind(logdensity=-30.0)] * 30, scheme=hm.none())[-1]  # until the running mean is there
-    state = state._replace(lag=Lag(jnp.array([0, 0, 0, 49]), state.position.at[3].add(np.sqrt(2) * width)))
+    away = state.position.at[3].add(np.sqrt(2) * width)
+    state = state._replace(lag=state.lag._replace(num_steps=jnp.array([0, 0, 0, 49]), positions=away))
     after = run([behind(logdensity=-30.0)], state, scheme=hm.none(), may_move=True)[-1]
     np.testing.assert_array_equal(after.num_moves, [0, 0, 0, is_moved])
 
@@ -256,7 +257,7 @@ def test_a_chain_in_a_wide_mode_is_not_moved(width, is_moved):
 def test_a_chain_goes_to_the_first_that_is_not_behind():
     step = given(logdensity=(-400.0, 0.0, 0.0, 0.0))
     state = run([step])[-1]
-    state = state._replace(lag=Lag(jnp.array([49, 0, 0, 0]), state.lag.positions))
+    state = state._replace(lag=state.lag._replace(num_steps=jnp.array([49, 0, 0, 0])))
     after = run([step], state, may_move=True)[-1]
     np.testing.assert_array_equal(after.num_moves, [1, 0, 0, 0])
     np.testing.assert_array_equal(after.chains.logdensity_grad[:, 0], [1, 1, 2, 3])
@@ -265,17 +266,27 @@ def test_a_chain_goes_to_the_first_that_is_not_behind():
 @pytest.mark.parametrize("width, is_outweighed", [(1.0, True), (1e-2, False)])
 @pytest.mark.parametrize("lead, may_move", [(49, True), (48, True), (49, False)])
 def test_all_go_to_a_chain_whose_mode_outweighs_theirs(width, is_outweighed, lead, may_move):
-    """It has been ahead for 50 steps, by 25 nats at last: more than d + 10, and less than with d log 100. Then all
-    start anew."""
+    """It has been ahead for 50 steps, by 25 nats: more than d + 10, and less than with d log 100. Then all start
+    anew."""
     step = given(logdensity=(0.0, 0.0, 25.0, 0.0))
     state = run([step] * 50, scheme=hm.none())[-1]  # until the running mean is there
-    begin = state.position.at[2].add(np.sqrt(2) * width)
-    state = state._replace(lead=Lag(jnp.array([0, 0, lead, 0]), begin))
+    begin = state.position + np.sqrt(2)
+    begin = begin.at[2].set(state.position[2] + np.sqrt(2) * width)
+    state = state._replace(lead=Lag(jnp.full(4, lead), begin, state.levels))
     after = run([step], state, scheme=hm.none(), may_move=may_move)[-1]
     is_moved = is_outweighed and lead == 49 and may_move
     np.testing.assert_array_equal(after.num_moves, [1, 1, 0, 1] if is_moved else [0, 0, 0, 0])
     np.testing.assert_array_equal(after.chains.logdensity, [25.0] * 4 if is_moved else [0, 0, 25, 0])
     assert after.climb.resets_left == (10 if is_moved else 0)
+
+
+def test_no_chain_goes_to_one_that_was_not_ahead_50_steps_before():
+    step = given(logdensity=(0.0, 0.0, 25.0, 0.0))
+    state = run([step] * 50, scheme=hm.none())[-1]
+    lead = Lag(jnp.full(4, 49), state.position + np.sqrt(2), state.levels.at[2].set(14.0))
+    after = run([step], state._replace(lead=lead), scheme=hm.none(), may_move=True)[-1]
+    np.testing.assert_array_equal(after.num_moves, 0)
+    np.testing.assert_array_equal(after.lead.levels, after.levels)  # the next 50 begin here
 
 
 def test_a_chain_that_starts_behind_does_not_reach_the_start_of_the_learner():

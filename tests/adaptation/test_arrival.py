@@ -183,3 +183,16 @@ def test_agrees_under_jit_and_vmap(transform, dtype):
 def test_bad_input(positions, logdensity, error, words):
     with pytest.raises(error, match=words):
         hm.arrive(logdensity, positions)
+
+
+def test_no_climb_goes_where_the_log_density_has_no_digits(dtype):
+    """A first step leads there from near the mode: 10^30 beyond 3. Where it has digits chains do go there."""
+
+    def logdensity(x):
+        return jnp.where(x[0] > 3, 1e30 * x[0], -jnp.sum(x**2) / 2)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 5)), dtype)
+    arrived, info = hm.arrive(logdensity, jnp.minimum(x, 2))
+    assert np.all(arrived[:, 0] < 3) and np.all(info.logdensity <= 0)
+    _, info = hm.arrive(lambda x: jnp.where(x[0] > 3, 1e5 * x[0], -jnp.sum(x**2) / 2), jnp.minimum(x, 2))
+    assert np.any(info.logdensity > 1e5)

@@ -127,11 +127,12 @@ def test_chains_that_all_lack_digits_are_compared_as_far_as_they_go(dtype):
 
 def test_lag_counts_the_steps_in_a_row_and_starts_again():
     """Chain 0 is behind from step 3 on, chain 1 but for every 40th step, chain 2 never. Positions are the step's."""
-    lag, late = Lag(jnp.zeros(3, jnp.int32), jnp.zeros((3, 2))), []
+    lag, late = Lag.start(jnp.zeros((3, 2)), jnp.zeros(3)), []
     follow = jax.jit(Lag.follow)
     for step in range(120):
         is_behind = jnp.array([step >= 3, step % 40 > 0, False])
-        lag, is_late = follow(lag, jnp.full((3, 2), float(step)), is_behind)
+        lag, is_late = follow(lag, jnp.full((3, 2), float(step)), jnp.full(3, -float(step)), is_behind)
+        np.testing.assert_array_equal(lag.levels, -lag.positions[:, 0])
         late.append(np.asarray(is_late))
         if step == 51:  # where it was before it fell behind, at step 2
             np.testing.assert_array_equal(lag.num_steps, [49, 11, 0])
@@ -145,7 +146,7 @@ def test_lag_counts_the_steps_in_a_row_and_starts_again():
 def test_a_chain_is_awaited_until_it_has_been_judged_three_times():
     """With a map that is known: steps before that do not count."""
     for num_steps, is_awaited in ((0, False), (1, True), (150, True), (151, False)):
-        lag = Lag(jnp.full(2, num_steps), jnp.zeros((2, 2)))
+        lag = Lag(jnp.full(2, num_steps), jnp.zeros((2, 2)), jnp.zeros(2))
         assert lag.are_awaited(jnp.asarray(1000)).tolist() == [is_awaited] * 2
         assert lag.have_stayed.tolist() == [num_steps > 49] * 2
         long_behind = lag._replace(num_steps=jnp.full(2, 1000))
@@ -211,25 +212,37 @@ def test_without_the_inverse_of_a_map_no_mode_is_negligible():
     assert not np.any(are_negligible(jnp.full(2, 1e9), jnp.ones((2, 3)), preconditioner=object()))
 
 
+def outweighs(gap, moved, risen=0.0, scale=1.0, are_others=(True, True, False)):
+    """Whether chain 2 does. moved: of each of three chains, by coordinate."""
+    moved = jnp.asarray(moved, jnp.float32)
+    gap, risen = jnp.full(3, gap, jnp.float32), jnp.full(3, risen, jnp.float32)
+    return bool(outweigh(gap, risen, moved, hm.Diagonal(jnp.full(moved.shape[1], scale)), jnp.array(are_others))[2])
+
+
 @pytest.mark.parametrize("dim", [1, 5, 1000])
 @pytest.mark.parametrize("width", [0.01, 0.3, 1.0, 100.0])
-def test_a_mode_outweighs_the_others_if_it_is_ahead_with_its_volume(width, dim, transform):
-    """A narrow one must be higher by d log(1 / width) more, a wide one by no less than d + 10."""
-    moved = jnp.full((2, dim), np.float32(np.sqrt(2) * width))
-    limit = dim + 10 - dim * np.log(min(width, 1))
-    gaps = jnp.asarray([limit * 0.999, limit * 1.001], jnp.float32)
-    found = transform(lambda gaps, moved: outweigh(gaps, moved, hm.Diagonal(jnp.ones(dim))))(gaps, moved)
-    np.testing.assert_array_equal(found, [False, True])
+@pytest.mark.parametrize("of_others, scale", [(1.0, 1.0), (1.0, 0.1), (1e-3, 1.0), (1.0, 10.0)])
+def test_a_mode_outweighs_the_others_if_it_is_ahead_with_its_volume(width, dim, of_others, scale):
+    """A narrower one must be higher by d log(ratio of the widths) more, a wide one by no less than d + 10. The others'
+    width is that of the widest of them, and no less than the map's, whatever the map has learnt of the narrow one."""
+    moved = np.sqrt(2) * np.array([of_others, of_others / 2, width])[:, None] * np.ones(dim)
+    limit = dim + 10 + dim * max(np.log(max(of_others, scale) / width), 0)
+    assert not outweighs(limit * 0.999, moved, scale=scale) and outweighs(limit * 1.001, moved, scale=scale)
+    assert outweighs(limit * 1.001, moved, dim + 9.9, scale)
+    assert not outweighs(limit * 1.001, moved, dim + 10.1, scale)  # it is still climbing
+
+
+def test_chains_that_are_behind_say_nothing_of_the_others_volume():
+    moved = np.array([1.0, 1e6, 1.0])[:, None] * np.ones(5)
+    assert outweighs(20.0, moved, are_others=(True, False, False)) and not outweighs(20.0, moved)
 
 
 def test_what_is_not_known_outweighs_nothing():
     """A chain that has not moved, one that is not finite, and a map without an inverse."""
-    for moved, preconditioner in (
-        (jnp.zeros((1, 3)), hm.Diagonal(jnp.ones(3))),
-        (jnp.full((1, 3), jnp.nan), hm.Diagonal(jnp.ones(3))),
-        (jnp.ones((1, 3)), object()),
-    ):
-        assert not outweigh(jnp.full(1, 1e30), moved, preconditioner)[0]
+    assert not outweighs(1e30, np.array([1.0, 1.0, 0.0])[:, None] * np.ones(3))
+    assert not outweighs(1e30, np.array([1.0, 1.0, np.nan])[:, None] * np.ones(3))
+    moved, one = jnp.ones((1, 3)), jnp.ones(1)
+    assert not outweigh(1e30 * one, 0 * one, moved, object(), jnp.array([False]))[0]
 
 
 # Climbs

@@ -492,3 +492,40 @@ def test_a_chain_that_is_behind_is_named_and_left_out():
     assert abs(np.mean(info.history["log_factors"][-20:, 1]) - np.log(0.01)) < 1.5
     np.testing.assert_array_equal(info.history["log_factors"][:, [0, 2, 3]], 0)
     assert np.all(np.abs(state.position[1] - mean) < 1)
+
+
+@pytest.mark.parametrize("num_steps", [600, None])
+@pytest.mark.parametrize("sd, log_height", [(1.0, 1e4), (1.0, 30.0), (100.0, 30.0), (0.3, 60.0)])
+def test_all_chains_join_the_one_that_has_found_the_mass(sd, log_height, num_steps):
+    """Three rest in a mode without mass. What was learnt there is forgotten."""
+    mean = 2000.0
+    logdensity = modes((0.0, log_height), (0.0, mean), (1.0, sd))
+    x = starts()
+    x = x.at[1].set(mean + sd * x[1])
+    (state, parameters), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(2), x, num_steps)
+    np.testing.assert_array_equal(info.num_moves, [1, 0, 1, 1])
+    assert np.all(state.position > 1000) and not np.any(info.is_behind)
+    assert num_steps or info.has_settled and info.num_steps < 1000
+    np.testing.assert_allclose(jnp.diag(parameters["inverse_mass_matrix"].to_dense()), sd, rtol=0.4)
+
+
+def test_no_chain_joins_one_in_a_narrow_mode_of_the_same_mass():
+    """It is higher by 5 log 100 = 23."""
+    logdensity = modes((0.0, 5 * np.log(100)), (0.0, 2000.0), (1.0, 0.01))
+    x = starts()
+    x = x.at[1].set(2000.0 + 0.01 * x[1])
+    (state, _), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(2), x, 600)
+    np.testing.assert_array_equal(info.num_moves, 0)
+    np.testing.assert_array_equal(state.position[:, 0] > 1000, [False, True, False, False])
+
+
+def test_a_chain_where_the_log_density_has_no_digits_is_set_back():
+    """As where a formula cancels: 10^20, rounded to multiples of 10^13 in float32, by the other chains' 1."""
+
+    def logdensity(x):
+        return jnp.where(x[0] > 1000, 1e20 * (1 + x[0] / 1e4), -jnp.sum(x**2) / 2)
+
+    x = starts().at[2, 0].set(2000.0)
+    (state, parameters), info = hm.warmup(logdensity, hm.two_ended()).run(jax.random.key(2), x, 400)
+    np.testing.assert_array_equal(info.num_moves, [0, 0, 1, 0])
+    assert np.all(np.abs(state.position) < 10) and parameters["step_size"] > 0.3
