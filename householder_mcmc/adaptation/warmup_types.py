@@ -21,8 +21,9 @@ class WarmupInfo(NamedTuple):
     num_learnt (): learning steps since the learner last started anew, at most nine tenths of all steps. If they are
     much fewer, chains were on their way from a far start until shortly before the end: make the warm-up longer.
     has_settled (): whether at some look the map and the step size had settled and the chains agreed.
-    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others. Nothing
-    was learnt from them. They are on their way, or in a lower mode.
+    is_behind (num_chains,): chains that ended with log-densities more than d + 10 below those of the others, or so
+    large in size that rounding moves them by as much. Nothing was learnt from them. They are on their way, or in a
+    lower mode.
     num_moves (num_chains,): how often a chain took the state of another because it was in a place of negligible mass.
     explained (): how much of the scores a linear function of the draws explains, on draws that were not learnt from. It
     is 1 for a Gaussian whose map is known, and near 0 where no linear map helps, as in funnels. None if the scheme does
