@@ -8,7 +8,6 @@ from blackjax.util import run_inference_algorithm
 from runs import chain
 
 import householder_mcmc as hm
-from householder_mcmc.results.diagnostics import ess_and_rhat
 
 SCHEMES = {
     "diagonal": hm.diagonal,
@@ -240,8 +239,8 @@ def test_a_flat_coordinate_does_no_harm_to_a_long_warmup(name):
 
     4000 draws with an ESS above 1400, of squares above 850, have standard deviations within 0.1 at 4 standard errors,
     and means within 0.15 at 5. By `eigen` roughly, and only the narrow one's draws: rounding of its rotation mixes the
-    flat coordinate, 10^10 times as wide, into them, and steps are short. The ESS of its draws is 54 to 791 with six
-    keys, so they are judged by the ESS that they have.
+    flat coordinate, 10^10 times as wide, into them, and steps are short. The ESS of 4000 of its draws is 54 to 791 with
+    six keys, so it makes ten times as many.
     """
     scales = jnp.array([1.0, 100.0])
 
@@ -256,16 +255,12 @@ def test_a_flat_coordinate_does_no_harm_to_a_long_warmup(name):
     assert widths[0] / widths[1] < (10 if name == "eigen" else 1.5)
 
     kernel = hm.hmc(logdensity, **parameters)
-    x, info = jax.vmap(lambda position, seed: chain(kernel, position, 1000, seed))(state.position, jnp.arange(4))
+    num_draws = 10_000 if name == "eigen" else 1000
+    x, info = jax.vmap(lambda position, seed: chain(kernel, position, num_draws, seed))(state.position, jnp.arange(4))
     assert np.all(np.isfinite(x)) and np.ptp(x[..., 2]) > 1e4
     draws = (x[..., :2] / scales)[..., : 1 if name == "eigen" else 2]
-    errors = 0.1, 0.15
-    if name == "eigen":
-        ess, of_squares = (float(ess_and_rhat(np.asarray(values))[0][0]) for values in (draws, draws**2))
-        assert ess > 40 and of_squares > 40
-        errors = 4 / np.sqrt(2 * of_squares), 5 / np.sqrt(ess)
-    np.testing.assert_allclose(np.std(draws, axis=(0, 1)), 1, atol=errors[0])
-    np.testing.assert_allclose(np.mean(draws, axis=(0, 1)), 0, atol=errors[1])
+    np.testing.assert_allclose(np.std(draws, axis=(0, 1)), 1, atol=0.1)
+    np.testing.assert_allclose(np.mean(draws, axis=(0, 1)), 0, atol=0.15)
     assert 0.6 < info.acceptance_rate.mean() < 0.95
 
 

@@ -132,9 +132,9 @@ def arrive(logdensity_fn: Callable, positions: ArrayLikeTree) -> tuple[ArrayTree
     quasi-Newton ascent gain no more than 1000 nats (or 2 d, if that is more), and comes back as it was, bit for bit.
     Another chain climbs until 20 evaluations gain no more than 100 nats (or 2 d), and goes back to where these began:
     not far towards a mode or into the neck of a funnel. A step is shortened if it leads to values that are not finite,
-    or to higher ones that rounding moves by more than d + 10. A chain uses
-    300 gradients at most, and 21 if its start is near. The result does not depend on the other chains, and nothing is
-    random. Chains may still arrive at different modes.
+    or to higher ones that rounding moves by more than d + 10. A chain uses 300 gradients at most, and 21 if its start
+    is near. The result does not depend on the other chains, and nothing is random. Chains may still arrive at different
+    modes.
 
     Parameters
     ----------

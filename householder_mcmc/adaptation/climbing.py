@@ -1,5 +1,4 @@
-"""Which chains are climbing, and which are behind the others or ahead: judged by their log-densities, whatever the
-kernel."""
+"""Which chains climb, and which are behind the others or ahead: judged by log-densities, whatever the kernel."""
 
 import math
 from typing import NamedTuple
@@ -84,31 +83,28 @@ def find_behind(levels: Array, dim: int) -> Array:
     cancels may have such values where it should have others.
     """
     front = find_front(levels)
-    return ~(levels >= front - (dim + _RISE) - _rounding(front)) | _lack_digits(levels, dim)
+    return ~(levels >= front - (dim + _RISE) - _rounding(front)) | lack_digits(levels, front, dim)
 
 
 def find_ahead(levels: Array, dim: int) -> Array:
     """Which chains have levels more than d + 10 above the front, (num_chains,), that do not lack digits."""
     front = find_front(levels)
-    return (levels > front + (dim + _RISE) + _rounding(front)) & ~_lack_digits(levels, dim)
+    return (levels > front + (dim + _RISE) + _rounding(front)) & ~lack_digits(levels, front, dim)
 
 
 def gaps(levels: Array, dim: int) -> Array:
     """By how much levels are below the front, (num_chains,); infinite for those without digits."""
-    return jnp.where(_lack_digits(levels, dim), jnp.inf, find_front(levels) - levels)
-
-
-def _rounding(levels):
-    return _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(levels)
-
-
-def _lack_digits(levels, dim):
-    return lack_digits(levels, find_front(levels), dim)
+    front = find_front(levels)
+    return jnp.where(lack_digits(levels, front, dim), jnp.inf, front - levels)
 
 
 def lack_digits(levels: Array, other: Array, dim: int) -> Array:
     """Whether rounding moves a level by d + 10 more than it moves another one."""
     return _rounding(levels) > _rounding(other) + (dim + _RISE)
+
+
+def _rounding(levels):
+    return _ROUNDING * jnp.finfo(levels.dtype).eps * jnp.abs(levels)
 
 
 class Lag(NamedTuple):
