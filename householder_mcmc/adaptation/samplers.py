@@ -1,6 +1,7 @@
 """The kernels that a warm-up can tune, by name. A new kernel is an entry of `SAMPLERS`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ SAMPLERS = {
         longest_sigma=mala.LONGEST_STEP,
     ),
     "hmc": Sampler(
-        kernel=hmc.build_kernel(),
+        kernel=partial(hmc.build_kernel(), retry_rate=0.0),
         state=hmc.HMCState,
         step_size=lambda sigma: sigma,
         target_acceptance_rate=0.8,

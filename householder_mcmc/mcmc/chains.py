@@ -12,6 +12,10 @@ from jax.flatten_util import ravel_pytree
 
 __all__ = ["gathered", "ravel_chains", "run_chains", "share_time", "step_chains"]
 
+# Most chains of which each may try shorter steps in every transition. With more, that many do on average: all wait for
+# one that does. Chosen.
+_ALWAYS_RETRY = 16
+
 
 def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Callable, Array]:
     """The kernel for one transition of many chains, and a key for each chain, (num_chains,).
@@ -32,11 +36,16 @@ def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Cal
 def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple[Any, Any]:
     """One transition of every chain, with trajectories of the same time, see `share_time`.
 
+    If the kernel takes a `retry_rate`, as that of `hmc` does, it is 1 for up to 16 chains, and less for more.
+
     kernel: kernel(rng_key, state, *args) -> (state, info), such as `step` of a BlackJAX `SamplingAlgorithm`. chains:
     its states with a leading chain axis. args: shared by all chains. Returns states and infos with a leading chain
     axis.
     """
-    kernel, keys = share_time(kernel, rng_key, chains.logdensity.shape[0])
+    num_chains = chains.logdensity.shape[0]
+    if "retry_rate" in inspect.signature(kernel).parameters:
+        kernel = partial(kernel, retry_rate=min(1.0, _ALWAYS_RETRY / num_chains))
+    kernel, keys = share_time(kernel, rng_key, num_chains)
     return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)
 
 

@@ -10,12 +10,15 @@ q += e / 2 L^T grad log pi(x). It needs one product with L and one with L^T, and
 With a center the step is that of `integrator`, which solves the Gaussian N(center, L L^T) exactly. It needs one product
 with L^{-1} for each trajectory.
 
+Where a trajectory fails in a narrow place, shorter steps are tried, see `retries`.
+
 Source: Duane, Kennedy, Pendleton & Roweth (1987); Neal (2011), MCMC using Hamiltonian dynamics, on linear
 transformations and on random times.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -30,6 +33,8 @@ from householder_mcmc.mcmc.api import Algorithm
 from householder_mcmc.mcmc.integrator import rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
+from householder_mcmc.mcmc.retries import find_most_trials, may_fail, try_again
+from householder_mcmc.preconditioners.checks import is_concrete
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS", "LONGEST_STEP"]
@@ -51,13 +56,13 @@ _DIVERGENCE_THRESHOLD = 1000
 class HMCInfo(NamedTuple):
     """What happened in a transition.
 
-    acceptance_rate (): probability of accepting the end of the trajectory, 0 if it was not finite.
-    is_accepted (): whether it was accepted.
+    acceptance_rate (): probability of accepting the end of the first trajectory, 0 if it was not finite.
+    is_accepted (): whether the end of a trajectory was accepted.
     is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite at the
-    end of the trajectory, or at the state that it began from. (Only a start can be such a state.)
-    is_divergent (): whether the energy grew by more than 1000 nats along the trajectory, or its change was NaN or
+    end of the first trajectory, or at the state that it began from. (Only a start can be such a state.)
+    is_divergent (): whether the energy grew by more than 1000 nats along the last trajectory, or its change was NaN or
     infinite. Then the steps are too long for narrow places of the target, and the chain may never enter these.
-    num_integration_steps (): steps of the trajectory, of one gradient each.
+    num_integration_steps (): steps of all trajectories, of one gradient each.
     energy (): minus the log-density where the transition ends, plus the kinetic energy there.
     """
 
@@ -98,21 +103,26 @@ def build_kernel() -> Callable:
         center: ArrayLikeTree | None = None,
         max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
         time_key: PRNGKey | None = None,
+        retry_rate: float | Array = 1.0,
     ) -> tuple[HMCState, HMCInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `hmc`.
 
         max_integration_steps (): trajectories with more steps are cut short. With the default of 1000 that happens only
         at step sizes below 0.002.
         time_key: random key of the trajectory's time, shared by chains. None: `rng_key` draws the time. See `hmc`.
+        retry_rate (): share of transitions in which shorter steps may be tried. With 0 it is not compiled.
         Raises TypeError on a state of another sampler, and what `as_preconditioner` and `integrator.whiten` raise.
         """
         require_state(state, HMCState)
         own_time_key, key = jax.random.split(rng_key)
         key_momentum, key_accept = jax.random.split(key)
+        shared_key = own_time_key if time_key is None else time_key
         x, unravel = ravel_pytree(state.position)
         preconditioner = cast_floats(as_preconditioner(inverse_mass_matrix), x.dtype)
         step_size = jnp.asarray(step_size, x.dtype)
-        time = jax.random.uniform(own_time_key if time_key is None else time_key, (), x.dtype, _SHORTEST, _LONGEST)
+        time, uniform = jax.random.uniform(
+            shared_key, (2,), x.dtype, jnp.array([_SHORTEST, 0], x.dtype), jnp.array([_LONGEST, 1], x.dtype)
+        )
         most = jnp.asarray(max_integration_steps, x.dtype)
         if center is None:
             start, frequency, num_steps = 0.0, 0.0, jnp.round(time / step_size)
@@ -126,40 +136,63 @@ def build_kernel() -> Callable:
         def whitened(logdensity_grad):
             return preconditioner.apply_transpose(ravel_pytree(logdensity_grad)[0])
 
-        def kick(move, momentum, score):
+        def kick(move, momentum, score, step_size):
             force = score if center is None else score + frequency * (start + move)
             return momentum + step_size / 2 * force
 
-        def drift(move, momentum):
+        def drift(move, momentum, step_size):
             if center is None:
                 return move + step_size * momentum, momentum
             return rotate(start, move, momentum, step_size, frequency)
 
-        def one_step(_, carry):
-            move, momentum, score, _ = carry
-            move, momentum = drift(move, kick(move, momentum, score))
-            position = unravel(x + preconditioner.apply(move))
-            end = HMCState(position, *value_and_grad(logdensity_fn)(position))
-            score = whitened(end.logdensity_grad)
-            return move, kick(move, momentum, score), score, end
+        def follow(begin, step_size, num_steps):
+            """The end of a trajectory: move, momentum, score, state; and the logarithm of its Metropolis ratio."""
+
+            def one_step(_, carry):
+                move, momentum, score, _ = carry
+                move, momentum = drift(move, kick(move, momentum, score, step_size), step_size)
+                position = unravel(x + preconditioner.apply(move))
+                end = HMCState(position, *value_and_grad(logdensity_fn)(position))
+                score = whitened(end.logdensity_grad)
+                return move, kick(move, momentum, score, step_size), score, end
+
+            (_, momentum, _, state), end = begin, jax.lax.fori_loop(0, num_steps, one_step, begin)
+            _, end_momentum, _, end_state = end
+            return end, end_state.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
 
         momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
         score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
         begin = jnp.zeros_like(x), momentum, score, state
         num_steps = num_steps.astype(jnp.int32)
-        _, end_momentum, _, end = jax.lax.fori_loop(0, num_steps, one_step, begin)
-        log_ratio = end.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
-        state, choice = accept_or_reject(key_accept, log_ratio, state, end)
-        is_accepted = choice[1]
-        energy = jnp.sum(jnp.where(is_accepted, end_momentum, momentum) ** 2) / 2 - state.logdensity
+        end, log_ratio = follow(begin, step_size, num_steps)
+        _, end_momentum, _, end_state = end
+        state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, log_ratio, state, end_state)
+        momentum = jnp.where(is_accepted, end_momentum, momentum)
+        num_gradients = num_steps
+
+        if not (is_concrete(retry_rate) and retry_rate == 0):
+            is_due = ~is_accepted & may_fail(log_ratio, end_state)
+            most_trials = find_most_trials(uniform, retry_rate, num_steps, most)
+            trials = try_again(key_accept, follow, begin, log_ratio, is_due, step_size, num_steps, most_trials)
+            _, end_momentum, _, end_state = trials.end
+            state, momentum = jax.tree.map(
+                partial(jnp.where, trials.is_accepted), (end_state, end_momentum), (state, momentum)
+            )
+            is_accepted, log_ratio = is_accepted | trials.is_accepted, trials.log_ratio
+            num_gradients += trials.num_steps
+        energy = jnp.sum(momentum**2) / 2 - state.logdensity
         is_divergent = ~((log_ratio >= -_DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
-        return state, HMCInfo(*choice, is_divergent, num_steps, energy)
+        return state, HMCInfo(rate, is_accepted, is_nonfinite, is_divergent, num_gradients, energy)
 
     return kernel
 
 
 def as_top_level_api(
-    logdensity_fn: Callable, step_size: float | Array, inverse_mass_matrix, center: ArrayLikeTree | None = None
+    logdensity_fn: Callable,
+    step_size: float | Array,
+    inverse_mass_matrix,
+    center: ArrayLikeTree | None = None,
+    retry_rate: float | Array = 1.0,
 ) -> _HMC:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
@@ -188,11 +221,17 @@ def as_top_level_api(
         heavy tails or in funnels, such steps do about as well as leapfrog steps. From a start very many standard
         deviations away, leapfrog steps reach the target; steps with a center may not, if the target is no Gaussian out
         there. With None, or a center that is not finite, steps are leapfrog, and times are rounded to whole steps.
+    retry_rate
+        Share of transitions in which shorter steps are tried where the energy grows by more than 10 nats, from 0 to 1.
+        They free chains that would stay in a narrow place for hundreds of transitions. Such a transition takes 5 times
+        the gradients of another, or more. Under `vmap` all chains wait for it: `hm.sample` has 16 / num_chains where
+        there are more than 16.
 
     Raises
     ------
     ValueError
-        If the step size is not positive, or, at `step`, the center is of another d; and as `as_preconditioner`.
+        If the step size is not positive, the retry rate is not from 0 to 1, or, at `step`, the center is of another d;
+        and as `as_preconditioner`.
     TypeError
         At `step`, if there is a center and the map has no inverse; and as `as_preconditioner`.
 
@@ -206,10 +245,12 @@ def as_top_level_api(
         state, info = jax.vmap(kernel.step, (0, 0, None))(jax.random.split(key_chains, 4), state, time_key)
     """
     require_positive(step_size)
+    if is_concrete(retry_rate) and not 0 <= retry_rate <= 1:
+        raise ValueError(f"retry_rate must be from 0 to 1, got {retry_rate}.")
     kernel, kernel_args = build_kernel(), (step_size, as_preconditioner(inverse_mass_matrix), center)
 
     def step(rng_key, state, time_key=None):
-        return kernel(rng_key, state, logdensity_fn, *kernel_args, time_key=time_key)
+        return kernel(rng_key, state, logdensity_fn, *kernel_args, time_key=time_key, retry_rate=retry_rate)
 
     algorithm: Any = build_sampling_algorithm(kernel, init, logdensity_fn)._replace(step=step)
     return algorithm

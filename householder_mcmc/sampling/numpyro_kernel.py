@@ -1,6 +1,7 @@
 """Our sampler as a kernel of NumPyro's `MCMC`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -117,11 +118,8 @@ def numpyro_kernel(model: Callable, scheme: Scheme | None = None, target_accepta
 
         def _step(self, state):
             rng_key, key = jax.random.split(state.rng_key)
-
-            def kernel(key, chain):
-                return sampler.kernel(key, chain, self.model.logdensity, **state.parameters)
-
-            chains, info = step_chains(kernel, key, state.chains)
+            kernel = partial(sampler.kernel, **state.parameters)
+            chains, info = step_chains(kernel, key, state.chains, self.model.logdensity)
             return state._replace(
                 z=chains.position,
                 potential_energy=-chains.logdensity,
