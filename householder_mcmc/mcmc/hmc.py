@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from blackjax.base import build_sampling_algorithm
 from blackjax.mcmc.hmc import HMCState
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
@@ -33,7 +34,7 @@ from householder_mcmc.mcmc.api import Algorithm
 from householder_mcmc.mcmc.integrator import rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
-from householder_mcmc.mcmc.retries import find_most_trials, may_fail, try_again
+from householder_mcmc.mcmc.retries import DIVERGENCE_THRESHOLD, Path, find_most_trials, try_again
 from householder_mcmc.preconditioners.checks import is_concrete
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
@@ -48,9 +49,6 @@ LONGEST_STEP = _LONGEST
 
 # Most integration steps of a trajectory: about those of a NUTS tree of depth 10, which has 1023.
 MOST_INTEGRATION_STEPS = 1000
-
-# Growth of the energy above which a trajectory is divergent, in nats: that of BlackJAX's HMC.
-_DIVERGENCE_THRESHOLD = 1000
 
 
 class HMCInfo(NamedTuple):
@@ -145,43 +143,48 @@ def build_kernel() -> Callable:
                 return move + step_size * momentum, momentum
             return rotate(start, move, momentum, step_size, frequency)
 
-        def follow(begin, step_size, num_steps):
-            """The end of a trajectory: move, momentum, score, state; and the logarithm of its Metropolis ratio."""
+        def follow(begin, step_size, num_steps, may_stop=False):
+            """The steps of a trajectory and its `Path`. may_stop (): whether it ends where it is lost."""
 
-            def one_step(_, carry):
-                move, momentum, score, _ = carry
+            def one_step(carry):
+                i, path = carry
+                move, momentum, score, _ = path.end
                 move, momentum = drift(move, kick(move, momentum, score, step_size), step_size)
                 position = unravel(x + preconditioner.apply(move))
-                end = HMCState(position, *value_and_grad(logdensity_fn)(position))
-                score = whitened(end.logdensity_grad)
-                return move, kick(move, momentum, score, step_size), score, end
+                state = HMCState(position, *value_and_grad(logdensity_fn)(position))
+                score = whitened(state.logdensity_grad)
+                return i + 1, path.extend((move, kick(move, momentum, score, step_size), score, state))
 
-            (_, momentum, _, state), end = begin, jax.lax.fori_loop(0, num_steps, one_step, begin)
-            _, end_momentum, _, end_state = end
-            return end, end_state.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+            def goes_on(carry):
+                i, path = carry
+                return (i < num_steps) if may_stop is False else (i < num_steps) & ~(may_stop & path.is_lost())
+
+            return jax.lax.while_loop(goes_on, one_step, (jnp.zeros_like(num_steps), Path.start(begin)))
 
         momentum = jax.random.normal(key_momentum, x.shape, x.dtype)
         score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
         begin = jnp.zeros_like(x), momentum, score, state
         num_steps = num_steps.astype(jnp.int32)
-        end, log_ratio = follow(begin, step_size, num_steps)
-        _, end_momentum, _, end_state = end
+        _, path = follow(begin, step_size, num_steps)
+        _, end_momentum, _, end_state = path.end
+        log_ratio = path.log_ratio()
         state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, log_ratio, state, end_state)
         momentum = jnp.where(is_accepted, end_momentum, momentum)
         num_gradients = num_steps
 
-        if not (is_concrete(retry_rate) and retry_rate == 0):
-            is_due = ~is_accepted & may_fail(log_ratio, end_state)
+        if not (is_concrete(retry_rate) and np.asarray(retry_rate) == 0):
             most_trials = find_most_trials(uniform, retry_rate, num_steps, most)
-            trials = try_again(key_accept, follow, begin, log_ratio, is_due, step_size, num_steps, most_trials)
-            _, end_momentum, _, end_state = trials.end
+            is_due = ~is_accepted & (path.log_failure(is_first=True) > -jnp.inf)
+            trials = try_again(key_accept, follow, path, is_due, step_size, num_steps, most_trials)
+            _, end_momentum, _, end_state = trials.path.end
             state, momentum = jax.tree.map(
                 partial(jnp.where, trials.is_accepted), (end_state, end_momentum), (state, momentum)
             )
-            is_accepted, log_ratio = is_accepted | trials.is_accepted, trials.log_ratio
+            is_accepted |= trials.is_accepted
+            log_ratio = trials.path.log_ratio()
             num_gradients += trials.num_steps
         energy = jnp.sum(momentum**2) / 2 - state.logdensity
-        is_divergent = ~((log_ratio >= -_DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
+        is_divergent = ~((log_ratio >= -DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
         return state, HMCInfo(rate, is_accepted, is_nonfinite, is_divergent, num_gradients, energy)
 
     return kernel
@@ -245,7 +248,7 @@ def as_top_level_api(
         state, info = jax.vmap(kernel.step, (0, 0, None))(jax.random.split(key_chains, 4), state, time_key)
     """
     require_positive(step_size)
-    if is_concrete(retry_rate) and not 0 <= retry_rate <= 1:
+    if is_concrete(retry_rate) and not 0 <= np.asarray(retry_rate) <= 1:
         raise ValueError(f"retry_rate must be from 0 to 1, got {retry_rate}.")
     kernel, kernel_args = build_kernel(), (step_size, as_preconditioner(inverse_mass_matrix), center)
 

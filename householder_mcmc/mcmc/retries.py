@@ -2,15 +2,16 @@
 
 Where the target is so narrow that steps of this size fail, a chain would stay for hundreds of transitions. There it
 tries again from the same momenta, for the same time, with steps of a quarter, then of a sixteenth, and so on. A trial
-fails if its energy grows by more than 10 nats and it is not accepted all the same.
+fails if its energy grows by more than 10 nats and it is not accepted all the same, or if it is lost: energies on its
+way differ by more than 1000 nats. Further trials stop where they are lost.
 
 Let r_i(x) be the probability that trial i from x (position and momenta) fails. Trial k from x to y, the first that does
-not fail, is accepted with probability min(1, pi(y) / pi(x)) min(1, R), where R is the product of r_i(y) / r_i(x) over
-i < k. So trials 0, ..., k - 1 are made from y too, with the momenta reversed, and all must fail there. This keeps
-detailed balance: k is an auxiliary variable, drawn given x.
+not fail, is accepted with probability min(1, pi(y) / pi(x)) r_0(y) ... r_{k-1}(y). So trials 0, ..., k - 1 are made
+from y too, with the momenta reversed, and must fail there. The product of this, of pi(x) and of r_0(x) ... r_{k-1}(x)
+is the same with x and y exchanged, which is detailed balance.
 
-How many trials a transition may have is drawn without regard to the state: k more with probability 4^(1 - k) at least,
-so that each number of them costs the same gradients on average.
+How many trials a transition may have is drawn without regard to the state: k more or above with probability 4^(1 - k),
+so that each of them costs the same gradients on average.
 
 Source: Modi, Barnett & Carpenter (2023), Delayed rejection Hamiltonian Monte Carlo; Bou-Rabee, Carpenter & Marsden
 (2024) on step sizes that are auxiliary variables.
@@ -26,7 +27,10 @@ from blackjax.types import Array, PRNGKey
 
 from householder_mcmc.mcmc.metropolis import is_finite
 
-__all__ = ["Trials", "find_most_trials", "may_fail", "try_again"]
+__all__ = ["DIVERGENCE_THRESHOLD", "Path", "Trials", "find_most_trials", "try_again"]
+
+# Growth of the energy above which a trajectory is divergent, in nats: that of BlackJAX's HMC.
+DIVERGENCE_THRESHOLD = 1000
 
 # Growth of the energy above which a trial may fail, in nats. It is then accepted once in 20,000 times. With 3 nats in
 # place of 10, ESS per gradient is the same on the log-Gaussian Cox process and the Gaussian process, and 0.9 times as
@@ -38,28 +42,75 @@ _HOPELESS = 10
 _SHORTER = 4
 
 
+class Path(NamedTuple):
+    """A trajectory so far.
+
+    begin, end: (move, momentum, score, state). lowest, highest (): of the finite energies on the way, less that of the
+    beginning.
+    """
+
+    begin: Any
+    end: Any
+    lowest: Array
+    highest: Array
+
+    @classmethod
+    def start(cls, begin: Any) -> "Path":
+        zero = jnp.zeros_like(begin[-1].logdensity)
+        return cls(begin, begin, zero, zero)
+
+    def extend(self, end: Any) -> "Path":
+        """The path to its next point."""
+        path = self._replace(end=end)
+        growth = -path.log_ratio()
+        growth = jnp.where(jnp.isfinite(growth), growth, 0)
+        return path._replace(lowest=jnp.minimum(self.lowest, growth), highest=jnp.maximum(self.highest, growth))
+
+    def log_ratio(self) -> Array:
+        """The logarithm of the Metropolis ratio of the end, ()."""
+        (_, momentum, _, state), (_, end_momentum, _, end_state) = self.begin, self.end
+        return end_state.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+
+    def is_lost(self) -> Array:
+        """Whether energies on the way differ by more than 1000 nats. It is the same for the path from the other end."""
+        return self.highest - self.lowest > DIVERGENCE_THRESHOLD
+
+    def log_failure(self, is_first: Array | bool) -> Array:
+        """The logarithm of the probability that this trial fails, (). is_first: whether it goes on where it is lost.
+
+        Where its energy was never high, but is not finite at the end, the target ends there. Shorter steps would end
+        there too, so it does not fail.
+        """
+        is_certain = self.is_lost() & ~(is_first & is_finite(self.end[-1]))
+        is_high = is_finite(self.end[-1]) & (self.log_ratio() < -_HOPELESS)
+        log_rejected = jnp.log1p(-jnp.exp(jnp.minimum(self.log_ratio(), -_HOPELESS)))
+        return jnp.where(is_certain, 0, jnp.where(is_high, log_rejected, -jnp.inf))
+
+
 class Trials(NamedTuple):
     """The further trials of a transition.
 
     is_accepted (): whether one was accepted.
-    end: where the last one from the state ended: (move, momentum, score, state), with the momentum reversed.
-    log_ratio (): logarithm of the Metropolis ratio of that end; of the first trial, if there were no others.
+    path: of the last one from the state.
     num_steps (): integration steps of all.
     """
 
     is_accepted: Array
-    end: Any
-    log_ratio: Array
+    path: Path
     num_steps: Array
 
 
 class _Carry(NamedTuple):
-    """Between two trials. back: number of the next one from the other end, -1 while they are from the state."""
+    """Between two trials, all ().
+
+    is_open: whether there is another. number: of the last one from the state. back: of the next one from the other end,
+    -1 while they are from the state. log_all_fail: log-probability that those from the other end all failed.
+    """
 
     is_open: Array
     number: Array
     back: Array
-    log_balance: Array
+    log_all_fail: Array
     trials: Trials
 
 
@@ -73,73 +124,59 @@ def find_most_trials(uniform: Array, rate: float | Array, num_steps: Array, max_
     return jnp.floor(jnp.clip(drawn, 0, allowed)).astype(jnp.int32)
 
 
-def may_fail(log_ratio: Array, end: Any) -> Array:
-    """Whether the energy grew by so much, to a finite state, that shorter steps may be tried, ().
-
-    Where a state is not finite the target may end, and shorter steps would end beyond it too.
-    """
-    return (log_ratio < -_HOPELESS) & is_finite(end)
-
-
 def try_again(
     rng_key: PRNGKey,
     follow: Callable,
-    begin: Any,
-    log_ratio: Array,
+    first: Path,
     is_due: Array,
     step_size: Array,
     num_steps: Array,
     most_trials: Array,
 ) -> Trials:
-    """The further trials of a transition, none unless `is_due`.
+    """The further trials of a transition whose first one failed; none unless `is_due`.
 
-    follow: (begin, step_size, num_steps) -> end and the logarithm of its Metropolis ratio. begin, end: (move, momentum,
-    score, state). log_ratio (), step_size (), num_steps (): of the first trial, which failed. most_trials (): as from
-    `find_most_trials`.
+    follow: (begin, step_size, num_steps, may_stop) -> (steps made, path). step_size (), num_steps (): of the first
+    trial. most_trials (): as from `find_most_trials`.
 
     Under `vmap` all chains wait for the one that has the most.
     """
 
     def one_trial(carry):
-        _, number, back, log_balance, trials = carry
+        _, number, back, log_all_fail, trials = carry
         is_back = back >= 0
-        shorter = _SHORTER ** jnp.where(is_back, back, number)
+        level = jnp.where(is_back, back, number)
+        shorter = _SHORTER**level
+        move, momentum, score, state = trials.path.end
+        begin = _choose(is_back, (move, -momentum, score, state), first.begin)
         num = jnp.where(carry.is_open, num_steps * shorter, 0)
-        end, log_ratio = follow(_choose(is_back, trials.end, begin), step_size / shorter, num)
-        move, momentum, score, state = end
-        log_uniform = jnp.log(jax.random.uniform(jax.random.fold_in(rng_key, number), (), log_ratio.dtype))
-        fails = may_fail(log_ratio, state)
-        log_failure = jnp.where(fails, _log_failure(log_ratio), -jnp.inf)
+        num, path = follow(begin, step_size / shorter, num, may_stop=level > 0)
+        log_uniform = jnp.log(jax.random.uniform(jax.random.fold_in(rng_key, number), (), log_all_fail.dtype))
+        log_failure = path.log_failure(is_first=level == 0)
+        fails = log_failure > -jnp.inf
 
         # from the state
-        passes = is_finite(state) & (log_uniform < log_ratio)
+        passes = is_finite(path.end[-1]) & ~path.is_lost() & (log_uniform < path.log_ratio())
         goes_on = ~is_back & ~passes & fails
         # from the other end, where all trials before must fail
         is_last = is_back & (back + 1 == number)
-        log_balance += jnp.where(is_back, log_failure, jnp.where(goes_on, -log_failure, 0))
-        is_accepted = is_last & (log_uniform < jnp.minimum(trials.log_ratio, 0) + jnp.minimum(log_balance, 0))
+        log_all_fail += jnp.where(is_back, log_failure, 0)
+        log_accepted = jnp.minimum(trials.path.log_ratio(), 0) + log_all_fail
         return _Carry(
             is_open=jnp.where(is_back, fails & ~is_last, passes | goes_on & (number < most_trials)),
             number=number + goes_on,
             back=jnp.where(is_back, back + 1, jnp.where(passes, 0, -1)),
-            log_balance=log_balance,
+            log_all_fail=log_all_fail,
             trials=Trials(
-                is_accepted,
-                _choose(is_back, trials.end, (move, -momentum, score, state)),
-                jnp.where(is_back, trials.log_ratio, log_ratio),
-                trials.num_steps + num,
+                is_accepted=is_last & (log_uniform < log_accepted),
+                path=_choose(is_back, trials.path, path),
+                num_steps=trials.num_steps + num,
             ),
         )
 
-    none = Trials(jnp.zeros((), bool), begin, log_ratio, jnp.zeros_like(num_steps))
+    none = Trials(jnp.zeros((), bool), first, jnp.zeros_like(num_steps))
     one = jnp.ones((), jnp.int32)
-    carry = _Carry(is_due & (most_trials > 0), one, -one, -_log_failure(log_ratio), none)
+    carry = _Carry(is_due & (most_trials > 0), one, -one, jnp.zeros_like(first.log_ratio()), none)
     return jax.lax.while_loop(lambda carry: carry.is_open, one_trial, carry).trials
-
-
-def _log_failure(log_ratio):
-    """Logarithm of the probability that a trial of this ratio fails, below -10."""
-    return jnp.log1p(-jnp.exp(jnp.minimum(log_ratio, -_HOPELESS)))
 
 
 def _choose(is_first, first, second):
