@@ -42,7 +42,7 @@ class Study(NamedTuple):
 def _ranks(target):
     """Fixed ranks below d, and d, unless it is what the library chooses."""
     dim = dimension(target)
-    chosen = hm.two_ended().init(np.zeros((1, dim), np.float32)).corrections.size
+    chosen = jax.eval_shape(hm.two_ended().init, np.zeros((1, dim), np.float32)).corrections.size
     fixed = {rank for rank in RANKS if rank < dim} | ({dim} if dim <= _LARGEST_RANK else set())
     return [None, *sorted(fixed - {chosen})]
 
