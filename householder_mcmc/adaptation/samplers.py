@@ -45,7 +45,7 @@ SAMPLERS = {
         longest_sigma=mala.LONGEST_STEP,
     ),
     "hmc": Sampler(
-        kernel=partial(hmc.build_kernel(), retry_rate=0.0),
+        kernel=partial(hmc.build_kernel(), may_retry=False),
         state=hmc.HMCState,
         step_size=lambda sigma: sigma,
         target_acceptance_rate=0.8,

@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 
 __all__ = ["gathered", "ravel_chains", "run_chains", "share_time", "step_chains"]
 
-# Most chains of which each may try shorter steps in every transition. With more, that many do on average: all wait for
-# one that does. Chosen.
-_ALWAYS_RETRY = 16
+# Most chains of which any may try shorter steps, while all wait. Of more, one that stays where it is matters less.
+# Chosen.
+_MOST_TO_RETRY = 16
 
 
 def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Callable, Array]:
@@ -36,15 +36,15 @@ def share_time(kernel: Callable, rng_key: PRNGKey, num_chains: int) -> tuple[Cal
 def step_chains(kernel: Callable, rng_key: PRNGKey, chains: Any, *args) -> tuple[Any, Any]:
     """One transition of every chain, with trajectories of the same time, see `share_time`.
 
-    If the kernel takes a `retry_rate`, as that of `hmc` does, it is 1 for up to 16 chains, and less for more.
+    If the kernel takes a `may_retry`, as that of `hmc` does, it is true for up to 16 chains.
 
     kernel: kernel(rng_key, state, *args) -> (state, info), such as `step` of a BlackJAX `SamplingAlgorithm`. chains:
     its states with a leading chain axis. args: shared by all chains. Returns states and infos with a leading chain
     axis.
     """
     num_chains = chains.logdensity.shape[0]
-    if "retry_rate" in inspect.signature(kernel).parameters:
-        kernel = partial(kernel, retry_rate=min(1.0, _ALWAYS_RETRY / num_chains))
+    if "may_retry" in inspect.signature(kernel).parameters:
+        kernel = partial(kernel, may_retry=num_chains <= _MOST_TO_RETRY)
     kernel, keys = share_time(kernel, rng_key, num_chains)
     return jax.vmap(lambda key, state: kernel(key, state, *args))(keys, chains)
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from blackjax.base import build_sampling_algorithm
 from blackjax.mcmc.hmc import HMCState
 from blackjax.types import Array, ArrayLikeTree, PRNGKey
@@ -34,8 +33,7 @@ from householder_mcmc.mcmc.api import Algorithm
 from householder_mcmc.mcmc.integrator import rotate, whiten
 from householder_mcmc.mcmc.logdensity import value_and_grad
 from householder_mcmc.mcmc.metropolis import ChainState, accept_or_reject, is_finite, require_positive, require_state
-from householder_mcmc.mcmc.retries import DIVERGENCE_THRESHOLD, Path, find_most_trials, try_again
-from householder_mcmc.preconditioners.checks import is_concrete
+from householder_mcmc.mcmc.retries import DIVERGENCE_THRESHOLD, Path, find_most_trials, run_trials
 from householder_mcmc.preconditioners.maps import as_preconditioner, cast_floats
 
 __all__ = ["HMCState", "HMCInfo", "init", "build_kernel", "as_top_level_api", "MOST_INTEGRATION_STEPS", "LONGEST_STEP"]
@@ -101,14 +99,14 @@ def build_kernel() -> Callable:
         center: ArrayLikeTree | None = None,
         max_integration_steps: int | Array = MOST_INTEGRATION_STEPS,
         time_key: PRNGKey | None = None,
-        retry_rate: float | Array = 1.0,
+        may_retry: bool = True,
     ) -> tuple[HMCState, HMCInfo]:
         """One transition. inverse_mass_matrix: whatever `as_preconditioner` takes. center: as for `hmc`.
 
         max_integration_steps (): trajectories with more steps are cut short. With the default of 1000 that happens only
         at step sizes below 0.002.
         time_key: random key of the trajectory's time, shared by chains. None: `rng_key` draws the time. See `hmc`.
-        retry_rate (): share of transitions in which shorter steps may be tried. With 0 it is not compiled.
+        may_retry: whether shorter steps are tried where a trajectory fails.
         Raises TypeError on a state of another sampler, and what `as_preconditioner` and `integrator.whiten` raise.
         """
         require_state(state, HMCState)
@@ -143,7 +141,7 @@ def build_kernel() -> Callable:
                 return move + step_size * momentum, momentum
             return rotate(start, move, momentum, step_size, frequency)
 
-        def follow(begin, step_size, num_steps, may_stop=False):
+        def follow(begin, step_size, num_steps, may_stop):
             """The steps of a trajectory and its `Path`. may_stop (): whether it ends where it is lost."""
 
             def one_step(carry):
@@ -153,7 +151,7 @@ def build_kernel() -> Callable:
                 position = unravel(x + preconditioner.apply(move))
                 state = HMCState(position, *value_and_grad(logdensity_fn)(position))
                 score = whitened(state.logdensity_grad)
-                return i + 1, path.extend((move, kick(move, momentum, score, step_size), score, state))
+                return i + 1, path.extend(begin, (move, kick(move, momentum, score, step_size), score, state))
 
             def goes_on(carry):
                 i, path = carry
@@ -165,26 +163,22 @@ def build_kernel() -> Callable:
         score = jnp.where(is_finite(state), whitened(state.logdensity_grad), 0)
         begin = jnp.zeros_like(x), momentum, score, state
         num_steps = num_steps.astype(jnp.int32)
-        _, path = follow(begin, step_size, num_steps)
-        _, end_momentum, _, end_state = path.end
-        log_ratio = path.log_ratio()
-        state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, log_ratio, state, end_state)
-        momentum = jnp.where(is_accepted, end_momentum, momentum)
-        num_gradients = num_steps
-
-        if not (is_concrete(retry_rate) and np.asarray(retry_rate) == 0):
-            most_trials = find_most_trials(uniform, retry_rate, num_steps, most)
-            is_due = ~is_accepted & (path.log_failure(is_first=True) > -jnp.inf)
-            trials = try_again(key_accept, follow, path, is_due, step_size, num_steps, most_trials)
-            _, end_momentum, _, end_state = trials.path.end
-            state, momentum = jax.tree.map(
-                partial(jnp.where, trials.is_accepted), (end_state, end_momentum), (state, momentum)
+        if may_retry:
+            most_trials = find_most_trials(uniform, num_steps, most)
+            first, last, is_other_accepted, num_gradients = run_trials(
+                jax.random.uniform(key_accept, (), x.dtype), follow, begin, step_size, num_steps, most_trials
             )
-            is_accepted |= trials.is_accepted
-            log_ratio = trials.path.log_ratio()
-            num_gradients += trials.num_steps
+        else:
+            num_gradients, first = follow(begin, step_size, num_steps, False)
+            last, is_other_accepted = first, jnp.zeros((), bool)
+        state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, first.log_ratio, state, first.end[-1])
+        momentum = jnp.where(is_accepted, first.end[1], momentum)
+        state, momentum = jax.tree.map(
+            partial(jnp.where, is_other_accepted), (last.end[-1], last.end[1]), (state, momentum)
+        )
+        is_accepted |= is_other_accepted
         energy = jnp.sum(momentum**2) / 2 - state.logdensity
-        is_divergent = ~((log_ratio >= -DIVERGENCE_THRESHOLD) & (log_ratio < jnp.inf))
+        is_divergent = ~((last.log_ratio >= -DIVERGENCE_THRESHOLD) & (last.log_ratio < jnp.inf))
         return state, HMCInfo(rate, is_accepted, is_nonfinite, is_divergent, num_gradients, energy)
 
     return kernel
@@ -195,7 +189,7 @@ def as_top_level_api(
     step_size: float | Array,
     inverse_mass_matrix,
     center: ArrayLikeTree | None = None,
-    retry_rate: float | Array = 1.0,
+    may_retry: bool = True,
 ) -> _HMC:
     """Preconditioned HMC as a BlackJAX `SamplingAlgorithm`.
 
@@ -224,17 +218,15 @@ def as_top_level_api(
         heavy tails or in funnels, such steps do about as well as leapfrog steps. From a start very many standard
         deviations away, leapfrog steps reach the target; steps with a center may not, if the target is no Gaussian out
         there. With None, or a center that is not finite, steps are leapfrog, and times are rounded to whole steps.
-    retry_rate
-        Share of transitions in which shorter steps are tried where the energy grows by more than 10 nats, from 0 to 1.
-        They free chains that would stay in a narrow place for hundreds of transitions. Such a transition takes 5 times
-        the gradients of another, or more. Under `vmap` all chains wait for it: `hm.sample` has 16 / num_chains where
-        there are more than 16.
+    may_retry
+        Whether shorter steps are tried where the energy grows by more than 10 nats, see `mcmc/retries.py`. They free
+        chains that would stay in a narrow place for hundreds of transitions. Where all goes well they cost no gradient.
+        Under `vmap` all chains wait for one that tries again, so `hm.sample` does it with up to 16 chains.
 
     Raises
     ------
     ValueError
-        If the step size is not positive, the retry rate is not from 0 to 1, or, at `step`, the center is of another d;
-        and as `as_preconditioner`.
+        If the step size is not positive, or, at `step`, the center is of another d; and as `as_preconditioner`.
     TypeError
         At `step`, if there is a center and the map has no inverse; and as `as_preconditioner`.
 
@@ -248,12 +240,10 @@ def as_top_level_api(
         state, info = jax.vmap(kernel.step, (0, 0, None))(jax.random.split(key_chains, 4), state, time_key)
     """
     require_positive(step_size)
-    if is_concrete(retry_rate) and not 0 <= np.asarray(retry_rate) <= 1:
-        raise ValueError(f"retry_rate must be from 0 to 1, got {retry_rate}.")
     kernel, kernel_args = build_kernel(), (step_size, as_preconditioner(inverse_mass_matrix), center)
 
     def step(rng_key, state, time_key=None):
-        return kernel(rng_key, state, logdensity_fn, *kernel_args, time_key=time_key, retry_rate=retry_rate)
+        return kernel(rng_key, state, logdensity_fn, *kernel_args, time_key=time_key, may_retry=may_retry)
 
     algorithm: Any = build_sampling_algorithm(kernel, init, logdensity_fn)._replace(step=step)
     return algorithm

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.types import Array, PRNGKey
+from blackjax.types import Array
 
 from householder_mcmc.mcmc.metropolis import is_finite
 
-__all__ = ["DIVERGENCE_THRESHOLD", "Path", "Trials", "find_most_trials", "try_again"]
+__all__ = ["DIVERGENCE_THRESHOLD", "Path", "Trials", "find_most_trials", "run_trials"]
 
 # Growth of the energy above which a trajectory is divergent, in nats: that of BlackJAX's HMC.
 DIVERGENCE_THRESHOLD = 1000
@@ -45,31 +45,26 @@ _SHORTER = 4
 class Path(NamedTuple):
     """A trajectory so far.
 
-    begin, end: (move, momentum, score, state). lowest, highest (): of the finite energies on the way, less that of the
-    beginning.
+    end: (move, momentum, score, state). log_ratio (): logarithm of the Metropolis ratio of the end. lowest, highest ():
+    of the finite energies on the way, less that of the beginning.
     """
 
-    begin: Any
     end: Any
+    log_ratio: Array
     lowest: Array
     highest: Array
 
     @classmethod
     def start(cls, begin: Any) -> "Path":
-        zero = jnp.zeros_like(begin[-1].logdensity)
-        return cls(begin, begin, zero, zero)
+        zero = jnp.zeros_like(begin[1][0])
+        return cls(begin, zero, zero, zero)
 
-    def extend(self, end: Any) -> "Path":
-        """The path to its next point."""
-        path = self._replace(end=end)
-        growth = -path.log_ratio()
-        growth = jnp.where(jnp.isfinite(growth), growth, 0)
-        return path._replace(lowest=jnp.minimum(self.lowest, growth), highest=jnp.maximum(self.highest, growth))
-
-    def log_ratio(self) -> Array:
-        """The logarithm of the Metropolis ratio of the end, ()."""
-        (_, momentum, _, state), (_, end_momentum, _, end_state) = self.begin, self.end
-        return end_state.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+    def extend(self, begin: Any, end: Any) -> "Path":
+        """The path from `begin`, a tuple like the end, to its next point."""
+        (_, momentum, _, state), (_, end_momentum, _, end_state) = begin, end
+        log_ratio = end_state.logdensity - state.logdensity + jnp.sum(momentum**2 - end_momentum**2) / 2
+        growth = jnp.where(jnp.isfinite(log_ratio), -log_ratio, 0)
+        return Path(end, log_ratio, jnp.minimum(self.lowest, growth), jnp.maximum(self.highest, growth))
 
     def is_lost(self) -> Array:
         """Whether energies on the way differ by more than 1000 nats. It is the same for the path from the other end."""
@@ -82,100 +77,99 @@ class Path(NamedTuple):
         there too, so it does not fail.
         """
         is_certain = self.is_lost() & ~(is_first & is_finite(self.end[-1]))
-        is_high = is_finite(self.end[-1]) & (self.log_ratio() < -_HOPELESS)
-        log_rejected = jnp.log1p(-jnp.exp(jnp.minimum(self.log_ratio(), -_HOPELESS)))
+        is_high = is_finite(self.end[-1]) & (self.log_ratio < -_HOPELESS)
+        log_rejected = jnp.log1p(-jnp.exp(jnp.minimum(self.log_ratio, -_HOPELESS)))
         return jnp.where(is_certain, 0, jnp.where(is_high, log_rejected, -jnp.inf))
 
 
 class Trials(NamedTuple):
-    """The further trials of a transition.
+    """The trials of a transition.
 
-    is_accepted (): whether one was accepted.
-    path: of the last one from the state.
-    num_steps (): integration steps of all.
+    first, last: paths of the first and the last trial from the state. is_accepted (): whether one after the first was
+    accepted. num_steps (): integration steps of all.
     """
 
+    first: Path
+    last: Path
     is_accepted: Array
-    path: Path
     num_steps: Array
 
 
 class _Carry(NamedTuple):
     """Between two trials, all ().
 
-    is_open: whether there is another. number: of the last one from the state. back: of the next one from the other end,
-    -1 while they are from the state. log_all_fail: log-probability that those from the other end all failed.
+    is_open: whether there is another. number: of the next one from the state, or of the last. back: of the next one
+    from the other end, -1 while they are from the state. uniform: of the trial `number`. log_all_fail: log-probability
+    that those from the other end all failed.
     """
 
     is_open: Array
     number: Array
     back: Array
+    uniform: Array
     log_all_fail: Array
     trials: Trials
 
 
-def find_most_trials(uniform: Array, rate: float | Array, num_steps: Array, max_steps: Array) -> Array:
-    """Most further trials of a transition, (): at least one with probability `rate`, each more with a quarter of that.
+def find_most_trials(uniform: Array, num_steps: Array, max_steps: Array) -> Array:
+    """Most further trials of a transition, (): one, another with probability 1/4, and so on.
 
     None has more than max_steps steps. uniform (): drawn from (0, 1). num_steps (): of the first trial.
     """
-    drawn = 1 + jnp.log(rate / jnp.maximum(uniform, jnp.finfo(uniform.dtype).tiny)) / math.log(_SHORTER)
+    drawn = 1 - jnp.log(jnp.maximum(uniform, jnp.finfo(uniform.dtype).tiny)) / math.log(_SHORTER)
     allowed = jnp.log(max_steps / num_steps) / math.log(_SHORTER)
-    return jnp.floor(jnp.clip(drawn, 0, allowed)).astype(jnp.int32)
+    return jnp.floor(jnp.minimum(drawn, allowed)).astype(jnp.int32)
 
 
-def try_again(
-    rng_key: PRNGKey,
-    follow: Callable,
-    first: Path,
-    is_due: Array,
-    step_size: Array,
-    num_steps: Array,
-    most_trials: Array,
+def run_trials(
+    uniform: Array, follow: Callable, begin: Any, step_size: Array, num_steps: Array, most_trials: Array
 ) -> Trials:
-    """The further trials of a transition whose first one failed; none unless `is_due`.
+    """The trials of a transition: the first, and others as long as they fail.
 
-    follow: (begin, step_size, num_steps, may_stop) -> (steps made, path). step_size (), num_steps (): of the first
-    trial. most_trials (): as from `find_most_trials`.
+    uniform (): drawn from (0, 1). The first trial is accepted if it is below the Metropolis ratio. follow: (begin,
+    step_size, num_steps, may_stop) -> (steps made, path). begin: (move, momentum, score, state). step_size,
+    num_steps (): of the first trial. most_trials (): further ones, as from `find_most_trials`.
 
-    Under `vmap` all chains wait for the one that has the most.
+    It is one loop, so that the log-density is compiled once. Under `vmap` all chains wait for the last. If a trial
+    fails with probability r, the uniform number is above 1 - r, and is stretched to (0, 1) for the next trial.
     """
 
     def one_trial(carry):
-        _, number, back, log_all_fail, trials = carry
-        is_back = back >= 0
+        _, number, back, uniform, log_all_fail, trials = carry
+        is_back, is_first = back >= 0, number == 0
         level = jnp.where(is_back, back, number)
         shorter = _SHORTER**level
-        move, momentum, score, state = trials.path.end
-        begin = _choose(is_back, (move, -momentum, score, state), first.begin)
+        move, momentum, score, state = trials.last.end
+        start = _choose(is_back, (move, -momentum, score, state), begin)
         num = jnp.where(carry.is_open, num_steps * shorter, 0)
-        num, path = follow(begin, step_size / shorter, num, may_stop=level > 0)
-        log_uniform = jnp.log(jax.random.uniform(jax.random.fold_in(rng_key, number), (), log_all_fail.dtype))
+        num, path = follow(start, step_size / shorter, num, level > 0)
         log_failure = path.log_failure(is_first=level == 0)
         fails = log_failure > -jnp.inf
 
         # from the state
-        passes = is_finite(path.end[-1]) & ~path.is_lost() & (log_uniform < path.log_ratio())
-        goes_on = ~is_back & ~passes & fails
+        passes = is_finite(path.end[-1]) & (is_first | ~path.is_lost()) & (jnp.log(uniform) < path.log_ratio)
+        goes_on = ~is_back & ~passes & fails & (number < most_trials)
         # from the other end, where all trials before must fail
         is_last = is_back & (back + 1 == number)
         log_all_fail += jnp.where(is_back, log_failure, 0)
-        log_accepted = jnp.minimum(trials.path.log_ratio(), 0) + log_all_fail
+        log_accepted = jnp.minimum(trials.last.log_ratio, 0) + log_all_fail
         return _Carry(
-            is_open=jnp.where(is_back, fails & ~is_last, passes | goes_on & (number < most_trials)),
+            is_open=jnp.where(is_back, fails & ~is_last, passes & ~is_first | goes_on),
             number=number + goes_on,
-            back=jnp.where(is_back, back + 1, jnp.where(passes, 0, -1)),
+            back=jnp.where(is_back, back + 1, jnp.where(passes & ~is_first, 0, -1)),
+            uniform=jnp.where(goes_on, jnp.maximum(1 - (1 - uniform) / jnp.exp(log_failure), 0), uniform),
             log_all_fail=log_all_fail,
             trials=Trials(
-                is_accepted=is_last & (log_uniform < log_accepted),
-                path=_choose(is_back, trials.path, path),
+                first=_choose(is_first, path, trials.first),
+                last=_choose(is_back, trials.last, path),
+                is_accepted=is_last & (jnp.log(uniform) < log_accepted),
                 num_steps=trials.num_steps + num,
             ),
         )
 
-    none = Trials(jnp.zeros((), bool), first, jnp.zeros_like(num_steps))
-    one = jnp.ones((), jnp.int32)
-    carry = _Carry(is_due & (most_trials > 0), one, -one, jnp.zeros_like(first.log_ratio()), none)
+    zero, nowhere = jnp.zeros((), jnp.int32), Path.start(begin)
+    none = Trials(nowhere, nowhere, zero > 0, jnp.zeros_like(num_steps))
+    carry = _Carry(zero == 0, zero, zero - 1, uniform, jnp.zeros_like(uniform), none)
     return jax.lax.while_loop(lambda carry: carry.is_open, one_trial, carry).trials
 
 

@@ -39,7 +39,7 @@ def test_chains_share_the_time_of_a_trajectory(is_known):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_no_chain_waits_for_another(is_known):
     """The loop ends at one number of steps. Under `vmap` a number for each chain is a loop until the last one ends."""
-    kernel = hm.hmc(skewed_logdensity, 0.6, jnp.ones(DIM), center(is_known), retry_rate=0.0)
+    kernel = hm.hmc(skewed_logdensity, 0.6, jnp.ones(DIM), center(is_known), may_retry=False)
     chains = jax.vmap(kernel.init)(starts())
 
     def conditions(step):
@@ -51,19 +51,17 @@ def test_no_chain_waits_for_another(is_known):
     assert conditions(lambda key, chain: kernel.step(key, chain)) == [{(NUM_CHAINS,)}]
 
 
-@pytest.mark.parametrize("num_chains, share", [(16, 1.0), (64, 0.25)])
-def test_the_number_of_chains_sets_how_often_they_try_again(num_chains, share):
-    """Steps of 0.4 fail where the scale is 0.1, a quarter of them is accepted with 0.97. Standard error 0.03."""
+@pytest.mark.parametrize("num_chains", [16, 17])
+def test_up_to_16_chains_try_again(num_chains):
+    """Steps of 0.4 fail where the scale is 0.1, a quarter of them is accepted with 0.97."""
 
     def logdensity(x):
         return -50 * jnp.sum(x**2)
 
     chains = jax.vmap(lambda x: hm.hmc.init(x, logdensity))(0.1 * jnp.ones((num_chains, 2)))
     kernel = partial(hm.hmc.build_kernel(), step_size=0.4, inverse_mass_matrix=jnp.ones(2))
-    one = jax.jit(lambda key: step_chains(kernel, key, chains, logdensity)[1].is_accepted)
-    are_accepted = np.stack([one(key) for key in jax.random.split(jax.random.key(0), 200)])
-    assert abs(are_accepted.any(axis=1).mean() - share) < 0.15
-    assert np.all(are_accepted.mean(axis=1)[are_accepted.any(axis=1)] > 0.5)  # all at once, or none
+    _, info = step_chains(kernel, jax.random.key(0), chains, logdensity)
+    assert info.is_accepted.mean() > 0.5 if num_chains == 16 else not info.is_accepted.any()
 
 
 def test_a_time_of_its_own_is_that_of_its_key():

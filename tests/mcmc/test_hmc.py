@@ -47,7 +47,7 @@ def test_is_blackjaxs_hmc_on_the_pushed_forward_target(x64):
 @pytest.mark.parametrize("step_size, fewest, most", [(0.1, 12, 20), (0.4, 3, 5), (10.0, 1, 1), (1e-5, 1000, 1000)])
 def test_trajectories_take_about_a_quarter_of_a_period(step_size, fewest, most):
     """Uniform times from 3/8 pi to 5/8 pi. An end has a probability of 0.017 or more: 2000 draws miss it with 1e-15."""
-    kernel = hm.hmc(lambda x: -jnp.sum(x**2) / 2, step_size, jnp.ones(2), retry_rate=0.0)
+    kernel = hm.hmc(lambda x: -jnp.sum(x**2) / 2, step_size, jnp.ones(2), may_retry=False)
     keys, state = jax.random.split(jax.random.key(0), 2000), kernel.init(jnp.zeros(2))
     num_steps = jax.jit(jax.vmap(lambda key: kernel.step(key, state)[1]))(keys).num_integration_steps
     assert num_steps.min() == fewest and num_steps.max() == most

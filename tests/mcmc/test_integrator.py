@@ -89,7 +89,7 @@ def test_is_blackjaxs_hmc_with_our_integrator_and_metric(make, step_size, x64):
     """The same keys, numbers of steps and their lengths give the same path."""
     preconditioner, center = make(), jnp.linspace(0.5, -0.5, DIM)
     start = jnp.linspace(-1, 1, DIM)
-    xs, info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, center, retry_rate=0.0), start)
+    xs, info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, center, may_retry=False), start)
     theirs = blackjax.hmc.build_kernel(integrator=hm.to_integrator(preconditioner, center))
     metric = hm.to_metric(preconditioner)
 
@@ -193,8 +193,8 @@ def test_a_center_that_is_not_finite_gives_leapfrog_steps(step_size, x64):
     """In the kernel, numbers of steps too, and in BlackJAX's form."""
     preconditioner, start = a_map(), jnp.linspace(-1, 1, DIM)
     center = jnp.zeros(DIM).at[2].set(jnp.nan)
-    leapfrog, info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, retry_rate=0.0), start)
-    ours, our_info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, center, retry_rate=0.0), start)
+    leapfrog, info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, may_retry=False), start)
+    ours, our_info = chain(hm.hmc(skewed_logdensity, step_size, preconditioner, center, may_retry=False), start)
     np.testing.assert_array_equal(our_info.num_integration_steps, info.num_integration_steps)
     np.testing.assert_allclose(ours, leapfrog, rtol=1e-9, atol=1e-9)
     step_size = min(step_size, 1.1)  # a longer one takes this density to 1e28
