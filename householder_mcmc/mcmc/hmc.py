@@ -55,7 +55,7 @@ class HMCInfo(NamedTuple):
     acceptance_rate (): probability of accepting the end of the first trajectory, 0 if it was not finite.
     is_accepted (): whether the end of a trajectory was accepted.
     is_nonfinite (): whether the log-density, or a coordinate of the position or of the gradient, was not finite at the
-    end of the first trajectory, or at the state that it began from. (Only a start can be such a state.)
+    end of the last trajectory, or at the state that it began from. (Only a start can be such a state.)
     is_divergent (): whether the energy grew by more than 1000 nats along the last trajectory, or its change was NaN or
     infinite. Then the steps are too long for narrow places of the target, and the chain may never enter these.
     num_integration_steps (): steps of all trajectories, of one gradient each.
@@ -165,18 +165,18 @@ def build_kernel() -> Callable:
         num_steps = num_steps.astype(jnp.int32)
         if may_retry:
             most_trials = find_most_trials(uniform, num_steps, most)
-            first, last, is_other_accepted, num_gradients = run_trials(
+            last, log_ratio, is_other_accepted, num_gradients = run_trials(
                 jax.random.uniform(key_accept, (), x.dtype), follow, begin, step_size, num_steps, most_trials
             )
         else:
-            num_gradients, first = follow(begin, step_size, num_steps, False)
-            last, is_other_accepted = first, jnp.zeros((), bool)
-        state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, first.log_ratio, state, first.end[-1])
-        momentum = jnp.where(is_accepted, first.end[1], momentum)
-        state, momentum = jax.tree.map(
-            partial(jnp.where, is_other_accepted), (last.end[-1], last.end[1]), (state, momentum)
-        )
+            num_gradients, last = follow(begin, step_size, num_steps, False)
+            log_ratio, is_other_accepted = last.log_ratio, False
+        _, end_momentum, _, end_state = last.end
+        # If the first trial is accepted, it is the last.
+        state, (rate, is_accepted, is_nonfinite) = accept_or_reject(key_accept, log_ratio, state, end_state)
+        state = jax.tree.map(partial(jnp.where, is_other_accepted), end_state, state)
         is_accepted |= is_other_accepted
+        momentum = jnp.where(is_accepted, end_momentum, momentum)
         energy = jnp.sum(momentum**2) / 2 - state.logdensity
         is_divergent = ~((last.log_ratio >= -DIVERGENCE_THRESHOLD) & (last.log_ratio < jnp.inf))
         return state, HMCInfo(rate, is_accepted, is_nonfinite, is_divergent, num_gradients, energy)

@@ -85,12 +85,13 @@ class Path(NamedTuple):
 class Trials(NamedTuple):
     """The trials of a transition.
 
-    first, last: paths of the first and the last trial from the state. is_accepted (): whether one after the first was
-    accepted. num_steps (): integration steps of all.
+    last: path of the last trial from the state. first_log_ratio (): logarithm of the Metropolis ratio of the first,
+    -inf if its end was not finite. is_accepted (): whether one after the first was accepted. num_steps (): integration
+    steps of all.
     """
 
-    first: Path
     last: Path
+    first_log_ratio: Array
     is_accepted: Array
     num_steps: Array
 
@@ -133,6 +134,7 @@ def run_trials(
     It is one loop, so that the log-density is compiled once. Under `vmap` all chains wait for the last. If a trial
     fails with probability r, the uniform number is above 1 - r, and is stretched to (0, 1) for the next trial.
     """
+    most_trials = jnp.where(is_finite(begin[-1]), most_trials, 0)  # a state that is not finite is left in the first
 
     def one_trial(carry):
         _, number, back, uniform, log_all_fail, trials = carry
@@ -147,7 +149,8 @@ def run_trials(
         fails = log_failure > -jnp.inf
 
         # from the state
-        passes = is_finite(path.end[-1]) & (is_first | ~path.is_lost()) & (jnp.log(uniform) < path.log_ratio)
+        log_ratio = jnp.where(is_finite(path.end[-1]), path.log_ratio, -jnp.inf)
+        passes = (is_first | ~path.is_lost()) & (jnp.log(uniform) < log_ratio)
         goes_on = ~is_back & ~passes & fails & (number < most_trials)
         # from the other end, where all trials before must fail
         is_last = is_back & (back + 1 == number)
@@ -160,15 +163,15 @@ def run_trials(
             uniform=jnp.where(goes_on, jnp.maximum(1 - (1 - uniform) / jnp.exp(log_failure), 0), uniform),
             log_all_fail=log_all_fail,
             trials=Trials(
-                first=_choose(is_first, path, trials.first),
                 last=_choose(is_back, trials.last, path),
+                first_log_ratio=jnp.where(is_first, log_ratio, trials.first_log_ratio),
                 is_accepted=is_last & (jnp.log(uniform) < log_accepted),
                 num_steps=trials.num_steps + num,
             ),
         )
 
     zero, nowhere = jnp.zeros((), jnp.int32), Path.start(begin)
-    none = Trials(nowhere, nowhere, zero > 0, jnp.zeros_like(num_steps))
+    none = Trials(nowhere, nowhere.log_ratio, zero > 0, jnp.zeros_like(num_steps))
     carry = _Carry(zero == 0, zero, zero - 1, uniform, jnp.zeros_like(uniform), none)
     return jax.lax.while_loop(lambda carry: carry.is_open, one_trial, carry).trials
 
