@@ -166,7 +166,7 @@ def build_kernel() -> Callable:
         if may_retry:
             most_trials = find_most_trials(uniform, num_steps, most)
             last, log_ratio, is_other_accepted, num_gradients = run_trials(
-                jax.random.uniform(key_accept, (), x.dtype), follow, begin, step_size, num_steps, most_trials
+                key_accept, follow, begin, step_size, num_steps, most_trials
             )
         else:
             num_gradients, last = follow(begin, step_size, num_steps, False)
@@ -198,7 +198,7 @@ def as_top_level_api(
     turns.
 
     Under `vmap` all chains step until the longest of their trajectories ends. If they share a `time_key`, their
-    trajectories have the same time, and no chain waits for another. `hm.sample` and warm-ups do that. Given the times,
+    trajectories have the same time, and none waits for a longer one. `hm.sample` and warm-ups do that. Given the times,
     the chains are independent and each leaves the target invariant.
 
     Parameters

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from blackjax.types import Array
+from blackjax.types import Array, PRNGKey
 
 from householder_mcmc.mcmc.metropolis import is_finite
 
@@ -56,7 +56,8 @@ class Path(NamedTuple):
 
     @classmethod
     def start(cls, begin: Any) -> "Path":
-        zero = jnp.zeros_like(begin[1][0])
+        _, momentum, _, state = begin
+        zero = jnp.zeros((), jnp.result_type(momentum, state.logdensity))  # a log-density may have more digits
         return cls(begin, zero, zero, zero)
 
     def extend(self, begin: Any, end: Any) -> "Path":
@@ -123,16 +124,17 @@ def find_most_trials(uniform: Array, num_steps: Array, max_steps: Array) -> Arra
 
 
 def run_trials(
-    uniform: Array, follow: Callable, begin: Any, step_size: Array, num_steps: Array, most_trials: Array
+    rng_key: PRNGKey, follow: Callable, begin: Any, step_size: Array, num_steps: Array, most_trials: Array
 ) -> Trials:
     """The trials of a transition: the first, and others as long as they fail.
 
-    uniform (): drawn from (0, 1). The first trial is accepted if it is below the Metropolis ratio. follow: (begin,
-    step_size, num_steps, may_stop) -> (steps made, path). begin: (move, momentum, score, state). step_size,
-    num_steps (): of the first trial. most_trials (): further ones, as from `find_most_trials`.
+    rng_key: with which `accept_or_reject` judges the first trial. follow: (begin, step_size, num_steps, may_stop) ->
+    (steps made, path). begin: (move, momentum, score, state). step_size, num_steps (): of the first trial. most_trials
+    (): further ones, as from `find_most_trials`.
 
-    It is one loop, so that the log-density is compiled once. Under `vmap` all chains wait for the last. If a trial
-    fails with probability r, the uniform number is above 1 - r, and is stretched to (0, 1) for the next trial.
+    It is one loop, so that the log-density is compiled once. Under `vmap` all chains wait for the last. Each trial is
+    decided by a uniform number. If it fails with probability r, the number is above 1 - r, and is stretched to (0, 1)
+    for the next.
     """
     most_trials = jnp.where(is_finite(begin[-1]), most_trials, 0)  # a state that is not finite is left in the first
 
@@ -171,6 +173,7 @@ def run_trials(
         )
 
     zero, nowhere = jnp.zeros((), jnp.int32), Path.start(begin)
+    uniform = jax.random.uniform(rng_key, (), nowhere.log_ratio.dtype)
     none = Trials(nowhere, nowhere.log_ratio, zero > 0, jnp.zeros_like(num_steps))
     carry = _Carry(zero == 0, zero, zero - 1, uniform, jnp.zeros_like(uniform), none)
     return jax.lax.while_loop(lambda carry: carry.is_open, one_trial, carry).trials
