@@ -65,15 +65,21 @@ def test_sharded_dimension():
     check_trajectories_along_the_dimension(found["frozen HMC"])
 
 
+def check_trajectories_of_sharded_chains(collectives):
+    """One flag in the loop over steps, and one in that over trials."""
+    assert not collectives["always"] and sizes(collectives["at times"]) == [1, 1]
+
+
 def test_sharded_chains():
-    """Frozen chains send nothing, not even whether a trajectory has ended, since they share its time.
+    """Frozen chains send nothing; of HMC one flag a step, whether any chain goes on, since each may try shorter steps.
 
     Learning ones send sums over the chains: O(rank d) numbers, however many chains.
     """
     found = result(start("shard", "chains", "eigen_latest", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
-    assert found["frozen"] == found["frozen HMC"] == NOTHING
+    assert found["frozen"] == NOTHING
+    check_trajectories_of_sharded_chains(found["frozen HMC"])
     learning = found["adaptive"]["eigen_latest"]
     assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM
     assert sum(sizes(learning["at times"])) <= DIM  # the mean of the chains, where the learner starts anew
@@ -94,7 +100,8 @@ def test_two_ended_on_many_devices(axis):
         check_trajectories_along_the_dimension(found["frozen HMC"])
     else:  # the position of a good chain and its score; at most 64 sums of draws and of scores, however many chains
         assert DIM < always < 2.1 * DIM and 2 * 60 * DIM < at_times < 1.01 * (2 * 64 * DIM)
-        assert found["frozen"] == found["frozen HMC"] == NOTHING
+        assert found["frozen"] == NOTHING
+        check_trajectories_of_sharded_chains(found["frozen HMC"])
 
 
 def alone_and_together(function):

@@ -119,7 +119,7 @@ def find_most_trials(uniform: Array, num_steps: Array, max_steps: Array) -> Arra
     None has more than max_steps steps. uniform (): drawn from (0, 1). num_steps (): of the first trial.
     """
     drawn = 1 - jnp.log(jnp.maximum(uniform, jnp.finfo(uniform.dtype).tiny)) / math.log(_SHORTER)
-    allowed = jnp.log(max_steps / num_steps) / math.log(_SHORTER)
+    allowed = jnp.log(max_steps / num_steps.astype(max_steps.dtype)) / math.log(_SHORTER)
     return jnp.floor(jnp.minimum(drawn, allowed)).astype(jnp.int32)
 
 
@@ -146,7 +146,7 @@ def run_trials(
         move, momentum, score, state = trials.last.end
         start = _choose(is_back, (move, -momentum, score, state), begin)
         num = jnp.where(carry.is_open, num_steps * shorter, 0)
-        num, path = follow(start, step_size / shorter, num, level > 0)
+        num, path = follow(start, step_size / shorter.astype(step_size.dtype), num, level > 0)
         log_failure = path.log_failure(is_first=level == 0)
         fails = log_failure > -jnp.inf
 
@@ -160,7 +160,7 @@ def run_trials(
         log_accepted = jnp.minimum(trials.last.log_ratio, 0) + log_all_fail
         return _Carry(
             is_open=jnp.where(is_back, fails & ~is_last, passes & ~is_first | goes_on),
-            number=number + goes_on,
+            number=jnp.where(goes_on, number + 1, number),
             back=jnp.where(is_back, back + 1, jnp.where(passes & ~is_first, 0, -1)),
             uniform=jnp.where(goes_on, jnp.maximum(1 - (1 - uniform) / jnp.exp(log_failure), 0), uniform),
             log_all_fail=log_all_fail,
