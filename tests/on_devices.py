@@ -87,12 +87,16 @@ def shard(axis, *names):
     by_hmc = [warm_up(SCHEMES[names[0]], positions, "hmc") for positions in (one, many)]
     (hmc_state, hmc_parameters), _ = by_hmc[1]
     key = jax.device_put(jax.random.key(3), NamedSharding(mesh, PartitionSpec()))
-    trajectories = jax.jit(partial(step_chains, hm.hmc(logdensity, **hmc_parameters).step)).lower(key, hmc_state)
+
+    def trajectories(may_retry):
+        step = hm.hmc(logdensity, **hmc_parameters, may_retry=may_retry).step
+        return collectives(jax.jit(partial(step_chains, step)).lower(key, hmc_state).compile().as_text())
 
     return {
         "adaptive": adaptive,
         "frozen": collectives(frozen.as_text()),
-        "frozen HMC": collectives(trajectories.compile().as_text()),
+        "frozen HMC": trajectories(may_retry=False),
+        "frozen HMC, trials": trajectories(may_retry=True),
         "solves a Gaussian": bool(jnp.all(jnp.isfinite(hmc_parameters.get("center", jnp.nan)))),
         "error": max(jax.tree.leaves(jax.tree.map(error, expected, found))),
         "error of HMC": max(jax.tree.leaves(jax.tree.map(error, *by_hmc))),

@@ -1,5 +1,6 @@
 """Many devices and many processes: the numbers of one, and little said between them."""
 
+import itertools
 import json
 import os
 import socket
@@ -40,9 +41,9 @@ def check_same_numbers(found):
     assert 0.1 < found["acceptance"] and found["distance"] > 0.1
 
 
-def check_trajectories_along_the_dimension(collectives):
+def check_trajectories_along_the_dimension(*each):
     """O(rank chains) numbers where a trajectory begins, with a center or without, and as many at each step."""
-    for when in ("always", "at times"):
+    for collectives, when in itertools.product(each, ("always", "at times")):
         assert RANK * NUM_CHAINS < sum(sizes(collectives[when])) < 6 * (RANK + 1) * NUM_CHAINS
 
 
@@ -62,24 +63,26 @@ def test_sharded_dimension():
         at_times = [size for size, operation in collectives["at times"] if "qr" not in operation]
         assert sum(at_times) < 2 * small
     assert RANK * NUM_CHAINS < sum(sizes(found["frozen"]["always"])) < 6 * small and not found["frozen"]["at times"]
-    check_trajectories_along_the_dimension(found["frozen HMC"])
+    check_trajectories_along_the_dimension(found["frozen HMC"], found["frozen HMC, trials"])
 
 
-def check_trajectories_of_sharded_chains(collectives):
+def check_trials_of_sharded_chains(collectives):
     """One flag in the loop over steps, and one in that over trials."""
     assert not collectives["always"] and sizes(collectives["at times"]) == [1, 1]
 
 
 def test_sharded_chains():
-    """Frozen chains send nothing; of HMC one flag a step, whether any chain goes on, since each may try shorter steps.
+    """Frozen chains send nothing, not even whether a trajectory has ended, since they share its time.
+
+    Those that may try shorter steps send one flag a step: whether any chain goes on.
 
     Learning ones send sums over the chains: O(rank d) numbers, however many chains.
     """
     found = result(start("shard", "chains", "eigen_latest", num_devices=8))
     check_same_numbers(found)
     assert found["share of positions"] == [NUM_CHAINS // 8, DIM] and found["share of the map"] == [RANK, DIM]
-    assert found["frozen"] == NOTHING
-    check_trajectories_of_sharded_chains(found["frozen HMC"])
+    assert found["frozen"] == found["frozen HMC"] == NOTHING
+    check_trials_of_sharded_chains(found["frozen HMC, trials"])
     learning = found["adaptive"]["eigen_latest"]
     assert RANK * DIM < sum(sizes(learning["always"])) < (RANK + 4) * DIM
     assert sum(sizes(learning["at times"])) <= DIM  # the mean of the chains, where the learner starts anew
@@ -97,11 +100,11 @@ def test_two_ended_on_many_devices(axis):
     if axis == "dim":
         assert RANK * NUM_CHAINS < always < 10 * (RANK * NUM_CHAINS + NUM_CHAINS)
         assert RANK**2 < at_times < 1.6 * (RANK + 64) ** 2  # the Gram matrix of 65 rows, and products with it
-        check_trajectories_along_the_dimension(found["frozen HMC"])
+        check_trajectories_along_the_dimension(found["frozen HMC"], found["frozen HMC, trials"])
     else:  # the position of a good chain and its score; at most 64 sums of draws and of scores, however many chains
         assert DIM < always < 2.1 * DIM and 2 * 60 * DIM < at_times < 1.01 * (2 * 64 * DIM)
-        assert found["frozen"] == NOTHING
-        check_trajectories_of_sharded_chains(found["frozen HMC"])
+        assert found["frozen"] == found["frozen HMC"] == NOTHING
+        check_trials_of_sharded_chains(found["frozen HMC, trials"])
 
 
 def alone_and_together(function):
